@@ -1,0 +1,1 @@
+"""The election itself: pure rules and the task that applies them. Knows no database."""

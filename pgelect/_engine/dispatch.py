@@ -1,0 +1,204 @@
+"""Callbacks: a queue and one task that runs them in order, apart from the runner.
+
+A slow, hanging or raising callback delays only other callbacks: never a proof, a loss or a shutdown. Rules:
+
+- Every ``on_acquired`` is followed by exactly one of ``on_lost`` / ``on_released``; neither comes without it. A term
+  that is over before its ``on_acquired`` could begin is passed over (``on_state_change`` still tells of it).
+- An async ``on_acquired`` is cancelled, and awaited, when its term ends.
+- An ``on_acquired`` that raises ends the term (``failed``). Any other callback that raises is logged and told to
+  ``on_error``; an ``on_error`` that raises is logged.
+- A callback gets as many of its arguments as it has required positional parameters; one with ``*args`` gets all.
+- The queue is bounded: beyond QUEUE_MAX, state changes and errors are dropped with a warning, terms never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pgelect._engine.hooks import Callback, Hook, wanted_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from pgelect._engine.term import TermLife
+
+log = logging.getLogger("pgelect")
+QUEUE_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    hook: Hook
+    arguments: tuple[Any, ...]
+    life: TermLife | None = None
+    mark: asyncio.Future[None] | None = None
+
+
+class Dispatcher:
+    """Runs callbacks in the order in which they were posted."""
+
+    def __init__(self, failed: Callable[[TermLife, BaseException], None]) -> None:
+        """``failed`` is told of an ``on_acquired`` that raised."""
+        self._failed = failed
+        self._callbacks: dict[Hook, list[tuple[Callback, int]]] = {hook: [] for hook in Hook}
+        self._queue: deque[_Call] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._busy = False
+        self._closing = False
+        self._overflowed = False
+
+    def add(self, hook: Hook, callback: Callback) -> None:
+        """Register a callback; see ``wanted_arguments`` for the errors."""
+        self._callbacks[hook].append((callback, wanted_arguments(callback, hook.arity, hook.label)))
+
+    def start(self) -> None:
+        """Begin to run what is posted."""
+        self._closing = False
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="pgelect-callbacks")
+
+    def post(self, hook: Hook, *arguments: object, life: TermLife | None = None) -> None:
+        """Queue a callback."""
+        if not self._callbacks[hook] and life is None:
+            return
+        if len(self._queue) >= QUEUE_MAX and life is None:
+            if not self._overflowed:
+                log.warning("callbacks are too slow: state changes and errors are no longer told to them")
+            self._overflowed = True
+            return
+        self._push(_Call(hook, arguments, life))
+
+    def inside(self) -> bool:
+        """Tell whether the running task is a callback (or this dispatcher): it must not wait for itself."""
+        return asyncio.current_task() in {self._task, self._running}
+
+    async def flush(self) -> None:
+        """Wait until all that was posted before has run."""
+        if self._task is None or self._task.done() or not (self._busy or self._queue):
+            return
+        mark = asyncio.get_running_loop().create_future()
+        self._push(_Call(Hook.STATE_CHANGE, (), mark=mark))
+        await mark
+
+    def finish(self) -> None:
+        """End once the queue is empty."""
+        self._closing = True
+        self._stir()
+
+    async def close(self) -> None:
+        """Run what is left in the queue, then end. A cancel ends it at once, with the callback that runs."""
+        self.finish()
+        task = self._task
+        if task is None or task.done():
+            return
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """Cancel the callback that runs and forget the rest."""
+        self._queue.clear()
+        for task in (self._running, self._task):
+            if task is not None and not task.done():
+                task.cancel()
+
+    def _push(self, call: _Call) -> None:
+        self._queue.append(call)
+        self._stir()
+
+    def _stir(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def _run(self) -> None:
+        try:
+            while self._queue or not self._closing:
+                if not self._queue:
+                    self._overflowed = False
+                    self._wake = asyncio.get_running_loop().create_future()
+                    await self._wake
+                    continue
+                self._busy = True
+                call = self._queue.popleft()
+                if call.mark is not None:
+                    if not call.mark.done():
+                        call.mark.set_result(None)
+                else:
+                    await self._run_call(call)
+                self._busy = False
+        finally:
+            self._busy = False
+            for call in self._queue:
+                if call.mark is not None and not call.mark.done():
+                    call.mark.set_result(None)
+
+    async def _run_call(self, call: _Call) -> None:
+        life, acquired = call.life, None
+        if life is not None and call.hook is Hook.ACQUIRED:
+            life.announced, acquired = not life.over.is_set(), life
+        if life is not None and not life.announced:
+            return
+        for callback, wanted in tuple(self._callbacks[call.hook]):
+            if acquired is not None and acquired.over.is_set():
+                return
+            if not await self._run_guarded(call.hook, callback, call.arguments[:wanted], acquired):
+                return
+
+    async def _run_guarded(
+        self, hook: Hook, callback: Callback, arguments: tuple[Any, ...], acquired: TermLife | None
+    ) -> bool:
+        """Run one callback; False when those after it are not to run."""
+        try:
+            await self._run_one(callback, arguments, acquired)
+        except (SystemExit, KeyboardInterrupt) as error:  # these end the program: see that the lock goes first
+            if acquired is not None:
+                self._failed(acquired, error)
+            raise
+        except asyncio.CancelledError:
+            if self._task is not None and self._task.cancelling():
+                raise
+            log.warning("%s was cancelled from within", hook.label)
+        except BaseException as error:  # noqa: BLE001 -- whatever user code raises, the pairing must hold
+            return not self._heard(hook, error, acquired)
+        return True
+
+    def _heard(self, hook: Hook, error: BaseException, acquired: TermLife | None) -> bool:
+        """Deal with a callback that raised; True when the callbacks after it are not to run."""
+        log.error("%s raised %s", hook.label, type(error).__name__, exc_info=error)
+        if hook is not Hook.ERROR:
+            self.post(Hook.ERROR, error)
+        if acquired is not None:
+            self._failed(acquired, error)
+        return acquired is not None
+
+    async def _run_one(self, callback: Callback, arguments: tuple[Any, ...], acquired: TermLife | None) -> None:
+        result = callback(*arguments)
+        if not inspect.isawaitable(result):
+            return
+        task = asyncio.get_running_loop().create_task(_awaited(result), name="pgelect-callback")
+        self._running = task
+        if acquired is not None:
+            acquired.join(task)
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        finally:
+            self._running = None
+        if not task.cancelled():
+            task.result()
+        elif acquired is None:
+            raise asyncio.CancelledError
+
+
+async def _awaited(result: Awaitable[object]) -> None:
+    await result

@@ -1,0 +1,71 @@
+"""The log: one line per transition, nothing at INFO in steady state, and a bounded rate while the server is away."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from pgelect._engine.model import LockState
+
+if TYPE_CHECKING:
+    from pgelect._engine.clock import Clock
+    from pgelect._engine.model import LockKey
+
+log = logging.getLogger("pgelect")
+
+REPEAT_AFTER_S = 60.0
+"""The same kind of failure in a row is logged once, then at most this often, with the number left out."""
+
+_QUIET = frozenset({LockState.FOLLOWER, LockState.ACQUIRING})
+
+
+class Journal:
+    """Writes the log lines of one lock."""
+
+    def __init__(self, key: LockKey, clock: Clock) -> None:
+        self._key = key
+        self._clock = clock
+        self._last: str | None = None
+        self._logged_at = 0.0
+        self._left_out = 0
+
+    def changed(self, before: LockState, after: LockState, reason: str) -> None:
+        """Log a transition: attempts (polls repeat them) at DEBUG, a lost session at WARNING, others at INFO."""
+        level = logging.INFO
+        if {before, after} <= _QUIET:
+            level = logging.DEBUG
+        elif before is LockState.LEADER and after is not LockState.RELEASING:
+            level = logging.WARNING
+        log.log(level, "%s: %s -> %s (%s)", self._key, before.value, after.value, reason)
+        if after is LockState.LEADER:
+            self._last = None
+
+    def attempt_failed(self, error: Exception | None) -> None:
+        """Log a failed attempt, at a bounded rate."""
+        if error is None:
+            self._last = None
+            return
+        now, kind = self._clock.now(), type(error).__name__
+        if kind == self._last and now - self._logged_at < REPEAT_AFTER_S:
+            self._left_out += 1
+            return
+        more = f" ({self._left_out} more like it were not logged)" if self._left_out else ""
+        log.warning("%s: %s%s", self._key, error, more)
+        self._last, self._logged_at, self._left_out = kind, now, 0
+
+    def drain_timed_out(self, timeout_s: float) -> None:
+        """Log that a duty outlived its drain."""
+        log.warning(
+            "%s: the duty did not stop within drain_timeout_s (%g s); the lock is freed while it still runs",
+            self._key,
+            timeout_s,
+        )
+
+    def halted(self, reason: Exception | None) -> None:
+        """Log that the lock stopped by itself."""
+        if reason is not None:
+            log.error("%s: stopped: %s", self._key, reason)
+
+    def bug(self, error: Exception) -> None:
+        """Log what must not happen."""
+        log.critical("%s: the election failed by a bug in pgelect; it has stopped", self._key, exc_info=error)

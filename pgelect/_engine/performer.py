@@ -1,0 +1,146 @@
+"""I/O: carries out one call on a session and turns its result, or its error, into an event."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from pgelect._engine import events as ev
+from pgelect._engine.backoff import FALLBACK_DELAY_S, Backoff
+from pgelect._engine.settings import QUEUE_COOLDOWN_S
+from pgelect.errors import PgElectError, SessionLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pgelect._engine.clock import Clock
+    from pgelect._engine.model import LeaderRecord
+    from pgelect._engine.session import LockAnswer, Session
+    from pgelect._engine.settings import Settings
+    from pgelect._engine.state import Machine
+    from pgelect.retry import RetryStrategy
+
+log = logging.getLogger("pgelect")
+
+OPEN_WITHIN_S = 30.0
+"""For connecting, whatever the number of hosts; each of them has its own connect_timeout (5 s by default)."""
+ANSWER_WITHIN_S = 5.0
+"""At least this long for an answer to an attempt: there is no lease yet that could run out."""
+STABLE_AFTER_S = 5.0
+"""A wait that was lost after this long was no failed attempt: reconnect without waiting."""
+
+
+class Performer:
+    """Owns the sessions by epoch, and counts failures in a row."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        sessions: Callable[[], Session],
+        strategy: RetryStrategy,
+        clock: Clock,
+        seen: Callable[[LeaderRecord | None], None],
+    ) -> None:
+        self._settings = settings
+        self._new_session = sessions
+        self._strategy = strategy
+        self._clock = clock
+        self._seen = seen
+        self._failures = Backoff(strategy, clock)  # in a row
+        self._refusals = Backoff(strategy, clock)  # in a row; for polling
+        self._sessions: dict[int, Session] = {}
+        self._opened_at = 0.0
+
+    @property
+    def attempts(self) -> int:
+        """Failed or refused attempts in a row."""
+        return self._failures.attempts + self._refusals.attempts
+
+    def reset(self) -> None:
+        """Forget the failures: this process leads."""
+        self._failures.reset()
+        self._refusals.reset()
+
+    def take(self, epoch: int) -> Session | None:
+        """Hand over the session of that epoch, to be closed."""
+        return self._sessions.pop(epoch, None)
+
+    def cooldown_s(self) -> float:
+        """Return how long to stay out after a step-down, so that others have had their turn."""
+        if self._settings.acquire == "queue":
+            return QUEUE_COOLDOWN_S
+        delay_s = Backoff(self._strategy, self._clock).next_s(None)
+        return 2 * (FALLBACK_DELAY_S if delay_s is None else delay_s)
+
+    def cancelled(self, epoch: int) -> ev.Event:
+        """Return the event for I/O that a stranger cancelled: what the server did is unknown."""
+        return ev.Failed(epoch, SessionLostError("closed", "the I/O of the session was cancelled from outside"), 0.0)
+
+    async def perform(self, io: ev.Io, epoch: int, machine: Machine) -> ev.Event:
+        """Run one call; never raises but when cancelled."""
+        try:
+            return await self._call(io, epoch, machine)
+        except SessionLostError as error:
+            return self._failed(io, epoch, error)
+        except PgElectError as error:
+            return ev.ProofFailed(epoch, error) if io is ev.Io.PROVE else self._failed(io, epoch, error)
+        except Exception as error:
+            log.debug("unexpected error in %s", io.value, exc_info=True)
+            return self._failed(io, epoch, error)
+
+    def _failed(self, io: ev.Io, epoch: int, error: Exception) -> ev.Event:
+        stable = io is ev.Io.WAIT and self._clock.now() - self._opened_at > STABLE_AFTER_S
+        if stable or io in {ev.Io.PROVE, ev.Io.WATCH, ev.Io.UNLOCK}:
+            return ev.Failed(epoch, error, 0.0)
+        return ev.Failed(epoch, error, self._failures.next_s(error))
+
+    async def _call(self, io: ev.Io, epoch: int, machine: Machine) -> ev.Event:  # noqa: PLR0911 -- one per kind of I/O
+        answer_s = max(ANSWER_WITHIN_S, self._settings.proof_timeout_s)
+        sent_at = self._clock.now()
+        if io is ev.Io.OPEN:
+            session = self._sessions[epoch] = self._new_session()
+            await session.open(OPEN_WITHIN_S)
+            self._opened_at = self._clock.now()
+            return ev.Opened(epoch)
+        session = self._sessions[epoch]
+        match io:
+            case ev.Io.TRY:
+                return self._answered(epoch, await session.try_lock(machine.ghost, answer_s))
+            case ev.Io.WAIT:
+                return self._answered(epoch, await session.wait_lock(answer_s))
+            case ev.Io.MINT:
+                grant = await session.mint(self._settings.trust_s)
+                self._seen(grant.record)
+                return ev.Minted(epoch, sent_at, grant)
+            case ev.Io.RESUME:
+                return await self._resume(session, epoch, machine, sent_at)
+            case ev.Io.PROVE:
+                within_s = min(self._settings.proof_timeout_s, machine.trusted_until - sent_at)
+                if await session.prove(within_s):
+                    return ev.Proved(epoch, sent_at)
+                detail = "the server says that this session does not hold the lock, or is in recovery"
+                return ev.Failed(epoch, SessionLostError("disproved", detail), 0.0)
+            case ev.Io.WATCH:
+                await session.watch(max(0.0, machine.proof_at - sent_at))
+                return ev.WatchEnded(epoch)
+            case _:
+                token = machine.grant.token if machine.grant is not None else 0
+                return ev.Unlocked(epoch, await session.unlock(token, self._settings.proof_timeout_s))
+
+    def _answered(self, epoch: int, answer: LockAnswer) -> ev.Event:
+        self._seen(answer.record)
+        self._failures.reset()
+        if answer.granted:
+            return ev.LockGranted(epoch)
+        if self._settings.acquire == "queue":
+            return ev.LockRefused(epoch, 0.0)
+        return ev.LockRefused(epoch, self._refusals.next_s(None))
+
+    async def _resume(self, session: Session, epoch: int, machine: Machine, sent_at: float) -> ev.Event:
+        if machine.grant is None:
+            raise PgElectError("there is no term to resume")
+        answer = await session.resume(machine.grant, self._settings.trust_s)
+        if answer.resumed:
+            return ev.Resumed(epoch, sent_at)
+        error = SessionLostError("disproved", f"the term could not go on after the session was lost: {answer.why}")
+        return ev.ResumeRefused(epoch, answer.final, error)

@@ -1,0 +1,363 @@
+"""The single task that owns the machine and the session: wait for an event, step, publish, start the effects.
+
+Deciding is the machine's; this file only carries out. Its rules:
+
+- Nobody else touches the machine or a session. ``step_down`` and ``shutdown`` post an event and await its completion.
+- One I/O at a time runs as a task of its own; its result comes back as an event. Nothing is awaited in the loop but
+  the next event, so no server can hold up a deadline.
+- The new snapshot is published before any callback is told.
+- However the task ends, by cancel and by bug too, the link is dropped and the state is STOPPED.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from pgelect._engine import events as ev
+from pgelect._engine.backoff import Backoff
+from pgelect._engine.dispatch import Dispatcher
+from pgelect._engine.hooks import Hook
+from pgelect._engine.journal import Journal
+from pgelect._engine.machine import step
+from pgelect._engine.model import Grant, LeaderRecord, LockState, Term
+from pgelect._engine.performer import Performer
+from pgelect._engine.state import Machine
+from pgelect._engine.term import TermLife
+from pgelect.errors import ConnectionError, SessionLostError  # noqa: A004 -- ours on purpose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from pgelect._engine.clock import Clock
+    from pgelect._engine.session import Session
+    from pgelect._engine.settings import Settings
+    from pgelect.retry import RetryStrategy
+
+CLOSE_WITHIN_S = 1.0
+"""An orderly close may cancel a wait on the server; after this long the link is dropped instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What everybody else may know, replaced as a whole at each step; safe to read from any thread."""
+
+    state: LockState = LockState.STOPPED
+    trusted_until: float = -inf
+    proved_at: float = -inf
+    number: int = 0
+    term: Term | None = None
+
+
+class Runner:
+    """Runs one lock from start to stop, any number of times."""
+
+    def __init__(
+        self, settings: Settings, sessions: Callable[[], Session], strategy: RetryStrategy, clock: Clock
+    ) -> None:
+        self.settings = settings
+        self.snapshot = Snapshot()
+        self.record: LeaderRecord | None = None
+        self.stop_reason: Exception | None = None
+        self.dispatcher = Dispatcher(self._acquired_failed)
+        self.pid = os.getpid()
+        self._clock = clock
+        self._journal = Journal(settings.key, clock)
+        self._spurned = Backoff(strategy, clock)  # on_acquired failed, in a row
+        self._performer = Performer(settings, sessions, strategy, clock, self._seen)
+        self._machine = Machine(settings.rules)
+        self._inbox: deque[ev.Event] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._first: asyncio.Future[None] | None = None
+        self._term: Term | None = None  # the present one, or the last
+        self._life: TermLife | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._io: asyncio.Task[ev.Event] | None = None
+        self._background: set[asyncio.Task[Any]] = set()
+        self._changed: list[asyncio.Future[None]] = []
+        self._step_down_inside = False
+        self._spurning = False  # the present term ends because on_acquired raised
+
+    # -- what the lock calls -------------------------------------------------------------------------------------------
+
+    def is_trusted(self, number: int | None = None) -> bool:
+        """Tell whether this process leads at this instant (and in the term of that number)."""
+        seen = self.snapshot
+        return (
+            seen.state is LockState.LEADER
+            and (number is None or number == seen.number)
+            and self._clock.now() < seen.trusted_until
+            and os.getpid() == self.pid
+        )
+
+    def is_trusted_within(self, seconds: float) -> bool:
+        """Tell whether this process leads and the last proof was sent no longer ago than that."""
+        proved_at = self.snapshot.proved_at
+        return self._clock.now() - proved_at <= seconds and self.is_trusted()
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the lock stopped by itself, when that is for the caller to know: retries exhausted, a mistake, a bug."""
+        return None if isinstance(self.stop_reason, SessionLostError) else self.stop_reason
+
+    @property
+    def running(self) -> bool:
+        """The task is alive."""
+        return self._task is not None and not self._task.done()
+
+    async def start(self) -> None:
+        """Start, and wait until the first attempt was answered, failed, or turned out to be a permanent mistake."""
+        loop = asyncio.get_running_loop()
+        self.stop_reason = None
+        self.pid = os.getpid()
+        self._first = loop.create_future()
+        self.dispatcher.start()
+        self._task = loop.create_task(self._run(), name=f"pgelect-runner {self.settings.key}")
+        await asyncio.wait({self._first})
+        if self.failure is not None:
+            await self.stopped(with_callbacks=True)
+            raise self.failure
+
+    async def step_down(self, drain_s: float, cooldown_s: float | None) -> bool:
+        """Give up leadership; return when that is done. False: there was none."""
+        if self.snapshot.state not in {LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING}:
+            return False
+        self._step_down_inside = self.dispatcher.inside()
+        number = self._machine.number
+        cooldown_s = self._performer.cooldown_s() if cooldown_s is None else cooldown_s
+        self.post(ev.StepDown(drain_s, cooldown_s))
+        while self.running and self._machine.number == number and self._machine.grant is not None:
+            await self.change()
+        return True
+
+    def post_shutdown(self, drain_s: float) -> None:
+        """Ask the lock to stop; ``stopped`` waits for it."""
+        self._step_down_inside = self.dispatcher.inside()
+        self.post(ev.Shutdown(drain_s))
+
+    async def stopped(self, *, with_callbacks: bool) -> None:
+        """Wait until the task has ended, and the callbacks have run (a callback must not wait for itself)."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        if with_callbacks:
+            await self.dispatcher.close()
+
+    @property
+    def waiting_for(self) -> str:
+        """What a shutdown that takes too long is waiting for."""
+        if self._life is not None and self._life.busy:
+            return "a duty or an on_acquired callback that has not stopped"
+        return "the server" if self.running else "a callback that has not returned"
+
+    @property
+    def duty_left(self) -> bool:
+        """Work for the last term has still not stopped."""
+        return self._life is not None and self._life.busy
+
+    @property
+    def life(self) -> TermLife | None:
+        """The life of the present term, or of the last one."""
+        return self._life
+
+    def kill(self) -> None:
+        """Drop the link and stop at once, awaiting nothing."""
+        self._apply(ev.Abort(None))
+        self.dispatcher.kill()
+        for task in (self._task, self._draining, *self._background):
+            if task is not None:
+                task.cancel()
+
+    def post(self, event: ev.Event) -> None:
+        """Hand an event to the task."""
+        self._inbox.append(event)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def change(self) -> None:
+        """Wait until the next snapshot is published."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._changed.append(waiter)
+        await waiter
+
+    # -- the task ------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        self._inbox.clear()
+        try:
+            self._apply(ev.Start())
+            while self._machine.state is not LockState.STOPPED:
+                self._apply(await self._next())
+        except asyncio.CancelledError:
+            self._apply(ev.Abort(None))
+            raise
+        except Exception as error:  # noqa: BLE001 -- a bug: say so, and leave nothing behind
+            self._journal.bug(error)
+            self._apply(ev.Abort(error))
+        finally:
+            self._settle()
+            self.dispatcher.finish()
+            if self._background:
+                await asyncio.wait(self._background, timeout=CLOSE_WITHIN_S + 1.0)
+
+    async def _next(self) -> ev.Event:
+        while not self._inbox:
+            left_s = self._machine.deadline - self._clock.now()
+            if left_s <= 0:
+                return ev.Tick()
+            loop = asyncio.get_running_loop()
+            self._wake = wake = loop.create_future()
+            timer = loop.call_later(left_s, _set, wake) if left_s < inf else None
+            try:
+                await wake
+            finally:
+                if timer is not None:
+                    timer.cancel()
+        return self._inbox.popleft()
+
+    def _apply(self, event: ev.Event) -> None:
+        self._machine, effects = step(self._machine, event, self._clock.now())
+        for effect in effects:
+            if isinstance(effect, ev.TermBegan):
+                self._new_term(effect.grant)
+        self._publish()
+        for effect in effects:
+            self._carry_out(effect)
+        if isinstance(event, ev.Failed | ev.LockRefused | ev.LockGranted | ev.Abort):
+            self._settle()
+        changed, self._changed = self._changed, []
+        for waiter in changed:
+            _set(waiter)
+
+    def _publish(self) -> None:
+        m = self._machine
+        self.snapshot = Snapshot(
+            state=m.state,
+            trusted_until=m.trusted_until,
+            proved_at=m.trusted_until - m.rules.trust_s,
+            number=m.number,
+            term=self._term if m.grant is not None else None,
+        )
+
+    def _settle(self) -> None:
+        if self._first is not None:
+            _set(self._first)
+
+    # -- effects -------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, effect: ev.Effect) -> None:  # noqa: C901, PLR0912 -- one flat list of all effects
+        match effect:
+            case ev.Do(io, epoch):
+                self._io = self._spawn(self._performer.perform(io, epoch, self._machine))
+                self._io.add_done_callback(partial(self._io_done, io, epoch))
+            case ev.Interrupt():
+                if self._io is not None:
+                    self._io.cancel()
+            case ev.Close(epoch, orderly):
+                if session := self._performer.take(epoch):
+                    if orderly and not self._task_is_ending():
+                        self._spawn(session.close(CLOSE_WITHIN_S))
+                    else:
+                        session.abandon()
+            case ev.Changed(before, after, reason):
+                self._journal.changed(before, after, reason)
+                self.dispatcher.post(Hook.STATE_CHANGE, before, after)
+            case ev.TermBegan():
+                self._performer.reset()
+                self.dispatcher.post(Hook.ACQUIRED, self._term, life=self._life)
+            case ev.Drain(number):
+                self._drain(number)
+            case ev.DrainTimedOut():
+                self._journal.drain_timed_out(self.settings.drain_timeout_s)
+            case ev.TermEnded(_, released, _):
+                self._end_term(released=released)
+            case ev.AttemptFailed(error):
+                self._journal.attempt_failed(error)
+                self.dispatcher.post(Hook.ACQUIRE_FAILED, error)
+                if error is not None:
+                    self.dispatcher.post(Hook.ERROR, error)
+            case ev.Report(error):
+                self._journal.attempt_failed(error)
+                self.dispatcher.post(Hook.ERROR, error)
+            case ev.Halt(error, exhausted):
+                self.stop_reason = ConnectionError(self._performer.attempts, error) if exhausted else error
+                self._journal.halted(self.stop_reason)
+
+    def _io_done(self, io: ev.Io, epoch: int, task: asyncio.Task[ev.Event]) -> None:
+        if not task.cancelled():
+            self.post(task.result())
+        elif io is ev.Io.WATCH:
+            self.post(ev.WatchEnded(epoch))
+        else:
+            self.post(self._performer.cancelled(epoch))
+
+    def _new_term(self, grant: Grant) -> None:
+        life = TermLife()
+        self._life = life
+        self._term = Term(
+            token=grant.token,
+            key=self.settings.key,
+            identity=self.settings.identity,
+            acquired_at=grant.acquired_at,
+            metadata=self.settings.metadata,
+            _is_current=partial(self.is_trusted, self._machine.number),
+            _ended=life.over.wait,
+        )
+
+    def _drain(self, number: int) -> None:
+        life = self._life
+        if life is None:
+            return
+        life.end()
+        self._draining = self._spawn(self._drained(number, life, wait_for_callbacks=not self._step_down_inside))
+
+    async def _drained(self, number: int, life: TermLife, *, wait_for_callbacks: bool) -> None:
+        if wait_for_callbacks:  # on_state_change may be where the user stops the work
+            await self.dispatcher.flush()
+        await life.drained()
+        self.post(ev.Drained(number))
+
+    def _end_term(self, *, released: bool) -> None:
+        life = self._life
+        if self._draining is not None:
+            self._draining.cancel()
+        if life is not None:
+            life.end()
+            self.dispatcher.post(Hook.RELEASED if released else Hook.LOST, self._term, life=life)
+        if not self._spurning:
+            self._spurned.reset()
+        self._spurning = False
+
+    def _acquired_failed(self, life: TermLife, error: BaseException) -> None:
+        """Step down after an on_acquired that raised: nobody does the work, so somebody else should lead."""
+        if life is not self._life or self._machine.grant is None:
+            return
+        delay_s = self._spurned.next_s(error if isinstance(error, Exception) else None)
+        self._step_down_inside = self._spurning = True
+        cooldown_s = self._performer.cooldown_s() if delay_s is None else delay_s
+        self.post(ev.StepDown(self.settings.drain_timeout_s, cooldown_s))
+
+    # -- small parts ---------------------------------------------------------------------------------------------------
+
+    def _seen(self, record: LeaderRecord | None) -> None:
+        if record is not None:
+            self.record = record
+
+    def _task_is_ending(self) -> bool:
+        return self._task is None or self._task.cancelling() > 0
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

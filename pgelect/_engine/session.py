@@ -1,0 +1,102 @@
+"""What the runner needs of a server: the Session protocol. Implemented by ``_postgres`` and by the fake server.
+
+Rules every implementation keeps, and the contract suite checks:
+
+- At most one coroutine of a session runs at a time, except that ``abandon()`` may be called at any moment.
+- Every coroutine ends within ``within_s`` seconds (plus scheduling), whatever the server does.
+- ``SessionLostError`` means that the session is gone; its link is already dropped.
+- After any other exception, and after a cancel of anything but ``watch``, the caller closes the session:
+  what the server did is uncertain.
+- A session carries at most one term. It never takes the lock twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pgelect._engine.model import Backend, Grant, LeaderRecord
+
+
+@dataclass(frozen=True, slots=True)
+class LockAnswer:
+    """The answer to an attempt for the lock: granted or not, and the token row as seen (None: no row, no fencing)."""
+
+    granted: bool
+    record: LeaderRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAnswer:
+    """The answer to the question whether a term goes on.
+
+    Attributes:
+        resumed: the lock is ours again and the row still carries our token: nobody led in between.
+        final: when not resumed: the term is over for good. Otherwise the lock was merely still taken; ask again.
+        why: a short reason when not resumed.
+    """
+
+    resumed: bool
+    final: bool = False
+    why: str = ""
+
+
+class Session(Protocol):
+    """One dedicated server session, from connect to close."""
+
+    async def open(self, within_s: float) -> None:
+        """Connect, set every setting relied on, and pass the guards.
+
+        Raises:
+            ConfigurationError: a mistake that time does not mend.
+            NotPrimaryError: the server is a standby.
+            SessionLostError: no connection, or lost on the way; may succeed later.
+        """
+
+    async def try_lock(self, ghost: Backend | None, within_s: float) -> LockAnswer:
+        """Try for the lock without waiting. If ``ghost`` (our own lost session) holds it, end that session first.
+
+        Raises:
+            KeyCollisionError: the token row carries another name; the lock is not held.
+        """
+
+    async def wait_lock(self, within_s: float) -> LockAnswer:
+        """Wait for the lock in the server's queue for one bounded slice (under a second).
+
+        ``within_s`` is the time allowed beyond the slice.
+        """
+
+    async def mint(self, within_s: float) -> Grant:
+        """With the lock held: mint the term's token and have it confirmed (durable).
+
+        Raises:
+            FenceBusyError: a transaction of an earlier term holds the token row and could not be ended.
+        """
+
+    async def resume(self, grant: Grant, within_s: float) -> ResumeAnswer:
+        """On a new session: take the lock again, if the term of ``grant`` can go on. Ends our own ghost."""
+
+    async def prove(self, within_s: float) -> bool:
+        """Prove leadership. False: the server says that this session does not hold the lock (definite).
+
+        Raises:
+            SessionLostError: no proof within the time, or the session ended.
+            PgElectError: the statement failed but the session is usable, such as a cancel by an administrator.
+        """
+
+    async def watch(self, for_s: float) -> None:
+        """Idle for that long, listening. May be cancelled at any time; the session stays usable.
+
+        Raises:
+            SessionLostError: the session ended.
+        """
+
+    async def unlock(self, token: int, within_s: float) -> bool:
+        """Mark the term as cleanly released, then unlock. False: the server says the lock was not held."""
+
+    async def close(self, within_s: float) -> None:
+        """End the session in an orderly way, cancelling a wait that is in flight on the server. Never raises."""
+
+    def abandon(self) -> None:
+        """Drop the link at once, without awaiting anything. Pending calls end soon after. Never raises."""
