@@ -125,7 +125,7 @@ class ShutdownError(PgElectError):
         self.waiting_for = waiting_for
         super().__init__(
             f"shutdown did not finish within {timeout_s:g} s: it was waiting for {waiting_for}. "
-            "The session was closed and the lock is free; allow more with shutdown(timeout_s=...) or end the work sooner."
+            "The session was closed and the lock is free; allow more time with timeout_s, or end the work sooner."
         )
 
 

@@ -58,8 +58,13 @@ class Dispatcher:
         """Register a callback; see ``wanted_arguments`` for the errors."""
         self._callbacks[hook].append((callback, wanted_arguments(callback, hook.arity, hook.label)))
 
+    def take_over(self, other: Dispatcher) -> None:
+        """Use the callbacks that were registered there."""
+        self._callbacks = other._callbacks
+
     def start(self) -> None:
-        """Begin to run what is posted."""
+        """Begin to run what is posted. A callback of an earlier run that still hangs is cancelled."""
+        self.kill()
         self._closing = False
         self._task = asyncio.get_running_loop().create_task(self._run(), name="pgelect-callbacks")
 

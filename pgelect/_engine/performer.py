@@ -65,6 +65,12 @@ class Performer:
         """Hand over the session of that epoch, to be closed."""
         return self._sessions.pop(epoch, None)
 
+    def abandon(self) -> None:
+        """Drop all links at once."""
+        for session in self._sessions.values():
+            session.abandon()
+        self._sessions.clear()
+
     def cooldown_s(self) -> float:
         """Return how long to stay out after a step-down, so that others have had their turn."""
         if self._settings.acquire == "queue":

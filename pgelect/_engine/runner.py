@@ -74,6 +74,7 @@ class Runner:
         self._inbox: deque[ev.Event] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._finished = True
         self._first: asyncio.Future[None] | None = None
         self._term: Term | None = None  # the present one, or the last
         self._life: TermLife | None = None
@@ -108,14 +109,17 @@ class Runner:
 
     @property
     def running(self) -> bool:
-        """The task is alive."""
-        return self._task is not None and not self._task.done()
+        """Started, and not stopped since."""
+        return not self._finished
 
     async def start(self) -> None:
         """Start, and wait until the first attempt was answered, failed, or turned out to be a permanent mistake."""
         loop = asyncio.get_running_loop()
+        await self.stopped(with_callbacks=False)  # sessions of an earlier run may still be closing
         self.stop_reason = None
         self.pid = os.getpid()
+        self._finished = False
+        self._inbox.clear()
         self._first = loop.create_future()
         self.dispatcher.start()
         self._task = loop.create_task(self._run(), name=f"pgelect-runner {self.settings.key}")
@@ -143,7 +147,7 @@ class Runner:
 
     async def stopped(self, *, with_callbacks: bool) -> None:
         """Wait until the task has ended, and the callbacks have run (a callback must not wait for itself)."""
-        if self._task is not None:
+        if self._task is not None and not self._task.done():
             await asyncio.wait({self._task})
         if with_callbacks:
             await self.dispatcher.close()
@@ -173,6 +177,10 @@ class Runner:
             if task is not None:
                 task.cancel()
 
+    def forsake(self) -> None:
+        """Drop the links; for a runner whose event loop is closed, so that nothing else can be done."""
+        self._performer.abandon()
+
     def post(self, event: ev.Event) -> None:
         """Hand an event to the task."""
         self._inbox.append(event)
@@ -188,7 +196,6 @@ class Runner:
     # -- the task ------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        self._inbox.clear()
         try:
             self._apply(ev.Start())
             while self._machine.state is not LockState.STOPPED:
@@ -226,6 +233,7 @@ class Runner:
             if isinstance(effect, ev.TermBegan):
                 self._new_term(effect.grant)
         self._publish()
+        self._finished = self._machine.state is LockState.STOPPED
         for effect in effects:
             self._carry_out(effect)
         if isinstance(event, ev.Failed | ev.LockRefused | ev.LockGranted | ev.Abort):
@@ -241,7 +249,7 @@ class Runner:
             trusted_until=m.trusted_until,
             proved_at=m.trusted_until - m.rules.trust_s,
             number=m.number,
-            term=self._term if m.grant is not None else None,
+            term=self._term if m.grant is not None and m.state is not LockState.ACQUIRING else None,
         )
 
     def _settle(self) -> None:

@@ -1,0 +1,1 @@
+"""All of psycopg and all of SQL."""

@@ -1,0 +1,185 @@
+"""Make one new connection: the user's conninfo, plus only what nobody has set. A failure is a lost session."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import AsyncConnection, pq
+from psycopg.conninfo import conninfo_to_dict
+
+from pgelect._postgres.errors import one_line, secrets_of
+from pgelect._postgres.link import Deadline, Link
+from pgelect._postgres.settings_sql import keepalive_s, lease_ms
+from pgelect.errors import ConfigurationError, PgElectError, SessionLostError
+
+if TYPE_CHECKING:
+    from pgelect._postgres.options import SessionOptions
+
+_CONNECT_TIMEOUT_S = 5
+_CLOSING_S = 1.0
+
+
+class Connector:
+    """One attempt to connect, which may be given up at any moment."""
+
+    def __init__(self, options: SessionOptions) -> None:
+        self._options = options
+        self._task: asyncio.Task[AsyncConnection[Any]] | None = None
+
+    async def connect(self, deadline: Deadline) -> Link:
+        """Make a new connection: autocommit, idle, nothing prepared. Cancelled or late: nothing is left behind.
+
+        Raises:
+            ConfigurationError: the DSN cannot be read, or ``connect_fn`` gave a connection that is not idle.
+            SessionLostError: no connection; may succeed later.
+        """
+        task = asyncio.get_running_loop().create_task(_connection(self._options, deadline))
+        self._task = task
+        try:
+            await asyncio.wait({task}, timeout=deadline.left_s())
+        except asyncio.CancelledError:
+            self.abandon()
+            await asyncio.wait({task}, timeout=_CLOSING_S)
+            raise
+        if not task.done():
+            self.abandon()
+            await asyncio.wait({task}, timeout=_CLOSING_S)
+            raise SessionLostError("connect", f"no connection within {deadline.within_s:.3g} s")
+        self._task = None
+        if task.cancelled():
+            raise SessionLostError("closed", "the session was closed while it was connecting")
+        return Link(task.result())
+
+    def abandon(self) -> None:
+        """Give up without waiting. Harmless afterwards."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.add_done_callback(_close_late)
+            task.cancel()
+
+
+def _close_late(task: asyncio.Task[AsyncConnection[Any]]) -> None:
+    """Close a connection that came although nobody wants it any more."""
+    if not task.cancelled() and task.exception() is None:
+        task.result().pgconn.finish()
+
+
+async def _connection(options: SessionOptions, deadline: Deadline) -> AsyncConnection[Any]:
+    if options.connect_fn is not None:
+        return await _from_user(options)
+    dsn = await _dsn(options)
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        raise _unreadable(options, "it cannot be parsed") from None
+    if _has_loose_secret(dsn):
+        raise _unreadable(options, "its password has a character such as @ or / that is not percent-encoded")
+    try:
+        return await AsyncConnection.connect(
+            dsn, autocommit=True, prepare_threshold=None, **additions(given, options.lease_s, deadline)
+        )
+    except psycopg.InterfaceError as error:
+        # psycopg on Windows' default loop: time does not mend it
+        raise ConfigurationError(
+            f"psycopg cannot run on this event loop: {one_line(error)}. On Windows, use "
+            "asyncio.run(main(), loop_factory=asyncio.SelectorEventLoop)."
+        ) from None
+    except (psycopg.Error, OSError) as error:
+        text = one_line(error, secrets_of(dsn))
+        raise SessionLostError("connect", f"cannot connect: {text}") from None
+
+
+async def _dsn(options: SessionOptions) -> str:
+    if isinstance(options.dsn, str):
+        return options.dsn
+    try:
+        answer = options.dsn()
+        dsn = await answer if inspect.isawaitable(answer) else answer
+    except PgElectError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- user code; whatever it is, the next attempt may go better
+        text = f"the dsn callable failed: {type(error).__name__}: {one_line(error)}"
+        raise SessionLostError("connect", text) from None
+    if not isinstance(dsn, str):
+        raise ConfigurationError(f"the dsn callable must return a str, not {type(dsn).__name__}")
+    return dsn
+
+
+async def _from_user(options: SessionOptions) -> AsyncConnection[Any]:
+    assert options.connect_fn is not None  # noqa: S101 -- for the type checker; the caller looked
+    try:
+        conn = await options.connect_fn()
+    except PgElectError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- user code; whatever it is, the next attempt may go better
+        text = f"connect_fn failed: {type(error).__name__}: {one_line(error)}"
+        raise SessionLostError("connect", text) from None
+    if not isinstance(conn, AsyncConnection):
+        raise ConfigurationError(f"connect_fn must return a psycopg.AsyncConnection, not {type(conn).__name__}")
+    if conn.closed:
+        raise SessionLostError("connect", "connect_fn returned a closed connection")
+    if conn.info.transaction_status != pq.TransactionStatus.IDLE:
+        conn.pgconn.finish()
+        raise ConfigurationError(
+            "connect_fn must return a connection that is idle and used by nobody else; it returned one inside a "
+            "transaction. Commit before returning it; a pool's connection will not do."
+        )
+    try:
+        if not conn.autocommit:
+            await conn.set_autocommit(True)
+        conn.prepare_threshold = None
+    except psycopg.Error as error:
+        conn.pgconn.finish()
+        raise SessionLostError("connect", f"the connection of connect_fn does not work: {one_line(error)}") from None
+    return conn
+
+
+def additions(given: dict[str, Any], lease_s: float, deadline: Deadline) -> dict[str, Any]:
+    """Choose connection parameters that neither the DSN nor the environment sets.
+
+    A service file's values cannot be seen from here and explicit ones would override them: then nothing is added.
+    """
+    if _set_by_user("service", "PGSERVICE", given):
+        return {}
+    hosts = str(given.get("host") or given.get("hostaddr") or os.environ.get("PGHOST", "")).count(",") + 1
+    added: dict[str, Any] = {}
+    if not _set_by_user("connect_timeout", "PGCONNECT_TIMEOUT", given):
+        # for each host: the last one must have its turn within the deadline; libpq's least is 2 s
+        added["connect_timeout"] = max(2, min(_CONNECT_TIMEOUT_S, int(deadline.left_s() / hosts)))
+    if hosts > 1 and not _set_by_user("target_session_attrs", "PGTARGETSESSIONATTRS", given):
+        added["target_session_attrs"] = "primary" if pq.version() >= 140000 else "read-write"
+    idle, interval, count = keepalive_s(lease_s)
+    keepalives = {
+        "keepalives_idle": idle,
+        "keepalives_interval": interval,
+        "keepalives_count": count,
+        "tcp_user_timeout": lease_ms(lease_s),
+    }
+    added.update({name: value for name, value in keepalives.items() if name not in given})
+    return added
+
+
+def _set_by_user(name: str, variable: str, given: dict[str, Any]) -> bool:
+    return name in given or bool(os.environ.get(variable))
+
+
+def _has_loose_secret(dsn: str) -> bool:
+    """Whether libpq would read a part of the password as host or database, and print it."""
+    scheme, separator, rest = dsn.partition("://")
+    if not separator or scheme not in {"postgresql", "postgres"}:
+        return False
+    before, at, after = rest.partition("?")[0].partition("@")
+    return bool(at) and ("/" in before or "@" in after)
+
+
+def _unreadable(options: SessionOptions, why: str) -> PgElectError:
+    """Refuse a DSN that is no DSN. What it says is withheld: parts of it may be the password."""
+    text = f"the DSN is not usable: {why} (it is not shown, for it may hold a password). "
+    text += "Write postgresql://user:password@host/db with special characters percent-encoded, or key=value pairs."
+    if isinstance(options.dsn, str):
+        return ConfigurationError(text)
+    return SessionLostError("connect", text)  # a callable may do better the next time

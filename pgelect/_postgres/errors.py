@@ -1,0 +1,75 @@
+"""The one place where errors of the driver become errors of this library, and where text is cleaned of secrets.
+
+A connection that ended is ``SessionLostError``; on a live one the SQLSTATE decides. Errors of *connecting* carry no
+SQLSTATE (psycopg), so nothing here switches on it for them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from pgelect.errors import NotPrimaryError, PgElectError, SchemaError, SessionLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# The server ends the session after these, even when the end of the stream has not arrived yet.
+_ENDED = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04"})
+_READ_ONLY = "25006"
+_SCHEMA = frozenset({"42501", "3F000", "42P01", "42883", "42703", "42704"})
+SCHEMA_SQL_HINT = "-- as an administrator: the output of pgelect.fencing.schema_sql(), and the grants at its end"
+
+_URI_SECRET = re.compile(r"(://)[^\s/?@]*:[^\s]*@")
+_WORD_SECRET = re.compile(r"(?i)(\b(?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)")
+
+
+def one_line(text: object, secrets: Iterable[str] = ()) -> str:
+    """Text on one line, with passwords replaced by ``***``."""
+    line = " ".join(str(text).split())
+    for secret in secrets:
+        if secret:
+            line = line.replace(secret, "***")
+    line = _URI_SECRET.sub(r"\1***@", line)
+    return _WORD_SECRET.sub(r"\1***", line)
+
+
+def secrets_of(dsn: str) -> tuple[str, ...]:
+    """Find the passwords in a DSN that parses; nothing for one that does not."""
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        return ()
+    return tuple(str(given[name]) for name in ("password", "sslpassword") if given.get(name))
+
+
+def server_name(conn: psycopg.AsyncConnection[Any]) -> str:
+    """Host and port, as far as known."""
+    try:
+        return f"{conn.info.host}:{conn.info.port}"
+    except psycopg.Error:
+        return "(unknown)"
+
+
+def is_lost(error: psycopg.Error, conn: psycopg.AsyncConnection[Any]) -> bool:
+    """Whether this error means that the session is gone."""
+    state = error.sqlstate
+    if conn.closed or state in _ENDED or (state is not None and state.startswith("08")):
+        return True
+    return state is None and isinstance(error, psycopg.OperationalError)
+
+
+def mapped(error: psycopg.Error, conn: psycopg.AsyncConnection[Any], doing: str) -> PgElectError:
+    """Make the error of this library that says what a driver error means while ``doing`` something on ``conn``."""
+    text = one_line(error)
+    if is_lost(error, conn):
+        return SessionLostError("closed", f"the session ended while {doing}: {text}")
+    state = error.sqlstate
+    if state == _READ_ONLY:
+        return NotPrimaryError(server_name(conn))
+    if state in _SCHEMA:
+        return SchemaError(f"the schema pgelect cannot be used while {doing}: {text}", SCHEMA_SQL_HINT)
+    return PgElectError(f"the server refused a statement while {doing}: {text} (SQLSTATE {state or 'none'})")

@@ -1,0 +1,108 @@
+"""Before a session may campaign: the right server, no transaction pooler, own settings, a usable schema."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.sql import SQL
+
+from pgelect._engine.model import Backend
+from pgelect._postgres import install, settings_sql
+from pgelect._postgres.connect import Connector
+from pgelect._postgres.errors import server_name
+from pgelect._postgres.link import Deadline, Link
+from pgelect._postgres.opened import Facts, results
+from pgelect._postgres.sql import instant
+from pgelect.errors import NotPrimaryError, PoolerError, SchemaError, SessionLostError, UnsupportedServerError
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
+    from psycopg.sql import Composed
+
+    from pgelect._postgres.options import SessionOptions
+
+_OLDEST_SERVER = 140000
+_PROBE_S = 1.0  # a second connection that gets no server within this waits for ours: session pooling, full pool
+_PROBE_ROUNDS = 4
+_OPENING_TRIES = 3
+_BACKEND_PID = SQL("SELECT pg_catalog.pg_backend_pid()")
+
+
+async def admit(link: Link, options: SessionOptions, nonce: str, deadline: Deadline) -> Facts:
+    """Apply the settings and pass the guards, in one round trip when nothing is unusual.
+
+    Raises:
+        UnsupportedServerError, PoolerError, SchemaError: time does not mend it.
+        NotPrimaryError: the server is a standby.
+        SessionLostError: lost on the way.
+    """
+    info = link.conn.info
+    version, told_pid = info.server_version, info.backend_pid
+    if version < _OLDEST_SERVER:
+        raise UnsupportedServerError(version)
+    only_on = None if options.allow_pooler else told_pid
+    row = await _open(link, settings_sql.opening(options, nonce, version, only_on), deadline)
+    if row[0] != told_pid and not options.allow_pooler:
+        await _refuse_shared_sessions(link, options, deadline)
+        row = await _open(link, settings_sql.opening(options, nonce, version, None), deadline)
+    pid, start, in_recovery, slice_ms, role, *schema = row
+    if in_recovery:
+        raise NotPrimaryError(server_name(link.conn))
+    if options.fencing:
+        await _have_schema(link, role, schema, deadline)
+    return Facts(Backend(pid, instant(start)), slice_ms / 1000)
+
+
+async def _open(link: Link, query: Composed, deadline: Deadline) -> tuple[Any, ...]:
+    async def ask(conn: AsyncConnection[Any]) -> tuple[Any, ...]:
+        # A hostile statement_timeout can strike before the first word of this very query has set it to 0.
+        for _ in range(_OPENING_TRIES - 1):
+            try:
+                return (await results(conn, query))[-1][0]
+            except psycopg.errors.QueryCanceled:
+                continue
+        return (await results(conn, query))[-1][0]
+
+    return await link.run(ask, deadline, "opening the session")
+
+
+async def _refuse_shared_sessions(link: Link, options: SessionOptions, deadline: Deadline) -> None:
+    """Find out, as the backend is not the one libpq was told of, whether it shares server sessions."""
+    second = await Connector(options).connect(deadline)
+    try:
+        pids = set()
+        for _ in range(_PROBE_ROUNDS):
+            pids.add(await _pid(link, deadline))
+            if len(pids) > 1:
+                raise PoolerError("transaction")
+            try:
+                other = await _pid(second, Deadline.after(min(_PROBE_S, deadline.left_s())))
+            except SessionLostError as error:
+                if error.reason != "timeout":
+                    raise
+                return
+            if other in pids:
+                raise PoolerError("transaction")
+    finally:
+        second.drop()
+
+
+async def _pid(link: Link, deadline: Deadline) -> int:
+    async def ask(conn: AsyncConnection[Any]) -> int:
+        return int((await results(conn, _BACKEND_PID))[0][0][0])
+
+    return await link.run(ask, deadline, "looking for a pooler")
+
+
+async def _have_schema(link: Link, role: str, found: list[Any], deadline: Deadline) -> None:
+    """``found``: rights on schema, table and sequence (None: missing), and whether the functions exist."""
+    *rights, functions = found
+    if None in rights or not functions:
+
+        async def make(conn: AsyncConnection[Any]) -> None:
+            await install.create(conn, wait_ms=5000)
+
+        await link.run(make, deadline, "creating the schema pgelect")
+    elif not all(rights):
+        raise SchemaError(f"the role {role!r} may not use the schema pgelect", install.grants_sql(role))

@@ -1,0 +1,243 @@
+"""One connection of the driver, and the one call that runs on it: bounded, and dropped when anything is uncertain.
+
+Rules:
+
+- A call is a task of its own, and only ``asyncio.wait`` waits for it: ``wait_for(conn.execute())`` makes psycopg ask
+  the server to cancel and then wait for the server, which a frozen link never answers.
+- On expiry and on a cancel from outside the link is dropped first and the task ends because of that.
+- While a call is pending, dropping shuts the socket down and leaves its descriptor open until the call has ended. A
+  descriptor closed earlier could be reused at once, and the call's last act, taking its reader off the event loop,
+  would then hit a stranger.
+- A fork's child closes its copies of the descriptors and sends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+import weakref
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection
+
+from pgelect._postgres.errors import mapped
+from pgelect.errors import ForkedError, PgElectError, SessionLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+T = TypeVar("T")
+
+_SETTLE_S = 1.0  # a call on a socket that was shut down ends within milliseconds; this only bounds surprises
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """An instant of the monotonic clock, computed once and passed down."""
+
+    at: float
+    within_s: float
+
+    @classmethod
+    def after(cls, within_s: float) -> Self:
+        """Give the instant that many seconds from now."""
+        return cls(time.monotonic() + within_s, within_s)
+
+    def left_s(self) -> float:
+        """Seconds left; never negative."""
+        return max(0.0, self.at - time.monotonic())
+
+
+def check_owner(owner_pid: int) -> None:
+    """Raise ForkedError in any process but the owner."""
+    if os.getpid() != owner_pid:
+        raise ForkedError(owner_pid)
+
+
+class Link:
+    """A connection that this process made, until it is dropped."""
+
+    __slots__ = ("__weakref__", "_dropped", "_fd", "_finished", "_owner_pid", "_pending", "conn")
+
+    def __init__(self, conn: AsyncConnection[Any]) -> None:
+        self.conn = conn
+        self._fd = conn.fileno()
+        self._owner_pid = os.getpid()
+        self._pending: asyncio.Task[Any] | None = None  # the call that uses the socket now
+        self._dropped = False  # shut down: no further call
+        self._finished = False  # descriptor closed
+        _links.add(self)
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the link is gone."""
+        return self._dropped
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is in flight."""
+        return self._pending is not None
+
+    async def run(
+        self,
+        work: Callable[[AsyncConnection[Any]], Coroutine[Any, Any, T]],
+        deadline: Deadline,
+        doing: str,
+    ) -> T:
+        """Run one call; after the deadline, or when cancelled, drop the link.
+
+        Raises:
+            SessionLostError: the deadline passed, or the session ended.
+            PgElectError: the server refused a statement; the session is usable.
+        """
+        task = self._start(work(self.conn))
+        try:
+            await asyncio.wait({task}, timeout=deadline.left_s())
+        except asyncio.CancelledError:
+            self.drop()
+            await self._settle(task)
+            raise
+        if not task.done():
+            self.drop()
+            await self._settle(task)
+            raise SessionLostError(
+                "timeout", f"no answer from the server within {deadline.within_s:.3g} s while {doing}"
+            )
+        return self._result(task, doing)
+
+    async def watch(self, for_s: float) -> None:
+        """Idle on the socket. A cancel ends the wait and leaves the link as it was."""
+        task = self._start(_listen(self.conn, for_s))
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            await self._stop(task)
+            raise
+        self._result(task, "it was idle")
+
+    def drop(self) -> None:
+        """End the connection without waiting for anything. Never raises; harmless when repeated or in a fork."""
+        if self._dropped or os.getpid() != self._owner_pid:
+            return
+        self._dropped = True
+        if self._pending is None:
+            self._finish()
+            return
+        with suppress(OSError):
+            sock = socket.socket(fileno=self._fd)
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            finally:
+                sock.detach()
+
+    async def cancel(self, deadline: Deadline) -> None:
+        """Have the server cancel the call in flight, and wait for its end, until the deadline at most.
+
+        Only where libpq can do it without blocking (17 and newer); otherwise nothing happens: the server notices a dead
+        client by itself.
+        """
+        pending = self._pending
+        if pending is None or self._dropped or not psycopg.capabilities.has_cancel_safe():
+            return
+        asking = asyncio.get_running_loop().create_task(self._ask_to_cancel(deadline.left_s()))
+        try:
+            await asyncio.wait({asking}, timeout=deadline.left_s())
+            await asyncio.wait({pending}, timeout=deadline.left_s())
+        finally:
+            asking.cancel()
+
+    async def _ask_to_cancel(self, within_s: float) -> None:
+        with suppress(psycopg.Error):
+            await self.conn.cancel_safe(timeout=max(0.01, within_s))
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        try:
+            self._check_usable()
+        except PgElectError:
+            work.close()
+            raise
+        task = asyncio.get_running_loop().create_task(work)
+        self._pending = task
+        task.add_done_callback(self._ended)
+        return task
+
+    def _check_usable(self) -> None:
+        check_owner(self._owner_pid)
+        if self._dropped:
+            raise SessionLostError("closed", "the session has been closed")
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        if self._pending is task:
+            self._pending = None
+        if not task.cancelled():
+            task.exception()  # seen: a call nobody waits for any more must not be reported as never retrieved
+        if self._dropped:
+            self._finish()
+
+    def _result(self, task: asyncio.Task[T], doing: str) -> T:
+        try:
+            return task.result()
+        except psycopg.Error as error:
+            if self._dropped:
+                raise SessionLostError("closed", f"the session was closed while {doing}") from None
+            told = mapped(error, self.conn, doing)
+            if isinstance(told, SessionLostError):
+                self.drop()
+            raise told from error
+
+    async def _settle(self, task: asyncio.Task[Any]) -> None:
+        """After a drop: wait for the call to end. A second cancel does not leave it behind either."""
+        try:
+            await asyncio.wait({task}, timeout=_SETTLE_S)
+        finally:
+            if not task.done():
+                self._finish()  # on a finished connection the driver does not wait for the server
+                task.cancel()
+
+    async def _stop(self, task: asyncio.Task[Any]) -> None:
+        """Cancel an idle wait. Again until it heeds: before Python 3.12 a wait_for below may swallow a cancel."""
+        deadline = Deadline.after(_SETTLE_S)
+        while not task.done() and deadline.left_s() > 0:
+            task.cancel()
+            await asyncio.wait({task}, timeout=0.05)
+        if not task.done():
+            self.drop()
+
+    def _finish(self) -> None:
+        if self._finished or os.getpid() != self._owner_pid:
+            return
+        self._finished = True
+        _links.discard(self)
+        with suppress(psycopg.Error):
+            self.conn.pgconn.finish()
+
+    def _close_descriptor(self) -> None:
+        """In a fork's child: give up the inherited descriptor; no message, nothing of the driver."""
+        if not self._finished:
+            self._finished = self._dropped = True
+            with suppress(OSError):
+                os.close(self._fd)
+
+
+async def _listen(conn: AsyncConnection[Any], for_s: float) -> None:
+    async with aclosing(conn.notifies(timeout=for_s)) as notes:
+        async for _ in notes:
+            pass  # nothing is listened to yet; the wait itself is what surfaces a killed backend
+
+
+_links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for link in list(_links):
+        link._close_descriptor()  # noqa: SLF001 -- the same module: the fork hook cannot be a method
+    _links.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,91 @@
+-- The schema of pgelect, version 1. Safe to run again; run it in one transaction.
+-- Lock sessions need USAGE on the schema, SELECT, INSERT, UPDATE on token, USAGE on token_seq.
+-- Writers of fenced transactions need USAGE on the schema and EXECUTE on check_token, nothing else.
+
+DO $pgelect$
+BEGIN
+    -- IF NOT EXISTS would ask for the right to create even where the schema exists.
+    IF NOT EXISTS (SELECT 1 FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'pgelect') THEN
+        CREATE SCHEMA pgelect;
+    END IF;
+END
+$pgelect$;
+
+CREATE TABLE IF NOT EXISTS pgelect.schema_version (
+    version integer PRIMARY KEY,
+    installed_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp()
+);
+
+-- A cache would hand sessions ranges of numbers, and tokens would not grow from term to term.
+CREATE SEQUENCE IF NOT EXISTS pgelect.token_seq AS bigint CACHE 1 NO CYCLE;
+
+-- One row a lock, never deleted: a token is never given out twice. Half of each page stays free so that updates are HOT.
+CREATE TABLE IF NOT EXISTS pgelect.token (
+    key1 integer NOT NULL,
+    key2 integer NOT NULL,
+    name text,
+    token bigint NOT NULL,
+    holder text NOT NULL,
+    metadata jsonb NOT NULL,
+    acquired_at timestamp with time zone NOT NULL,
+    released_at timestamp with time zone,
+    terms bigint NOT NULL,
+    lease_s double precision NOT NULL,
+    backend_pid integer NOT NULL,
+    backend_start timestamp with time zone NOT NULL,
+    PRIMARY KEY (key1, key2)
+) WITH (fillfactor = 50);
+
+-- Locks the row FOR SHARE until the caller's transaction ends: the next token cannot be minted before. A plain read
+-- would let a stale write commit, and FOR KEY SHARE does not hold off the mint.
+CREATE OR REPLACE FUNCTION pgelect.check_token(key1 integer, key2 integer, token bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $pgelect$
+BEGIN
+    PERFORM 1 FROM pgelect.token AS t
+    WHERE t.key1 = $1 AND t.key2 = $2 AND t.token = $3 AND t.released_at IS NULL
+    FOR SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'token % of lock (%, %) is stale: that term is over', $3, $1, $2
+            USING ERRCODE = 'PGE01', HINT = 'Roll back and stop the work of this term; do not try it again.';
+    END IF;
+    PERFORM pg_catalog.set_config(
+        pg_catalog.format('pgelect.fence_%s_%s', $1::bigint & 4294967295, $2::bigint & 4294967295), $3::text, true);
+END
+$pgelect$;
+
+-- Statement trigger of guarded tables; arguments: key1, key2, and the lock's name where it has one.
+CREATE OR REPLACE FUNCTION pgelect.guard() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $pgelect$
+DECLARE
+    k1 CONSTANT integer := TG_ARGV[0];
+    k2 CONSTANT integer := TG_ARGV[1];
+    lock_label CONSTANT text := pg_catalog.concat_ws(' ', pg_catalog.quote_literal(TG_ARGV[2]),
+                                                pg_catalog.format('(%s, %s)', k1, k2));
+    bound CONSTANT text := pg_catalog.current_setting(
+        pg_catalog.format('pgelect.fence_%s_%s', k1::bigint & 4294967295, k2::bigint & 4294967295), true);
+BEGIN
+    -- The setting says which token was checked; only the row says that it is still that of the current term.
+    IF bound ~ '^[0-9]{1,18}$' THEN
+        PERFORM 1 FROM pgelect.token AS t
+        WHERE t.key1 = k1 AND t.key2 = k2 AND t.token = bound::bigint AND t.released_at IS NULL
+        FOR SHARE;
+        IF FOUND THEN
+            RETURN NULL;
+        END IF;
+    END IF;
+    RAISE EXCEPTION '% on %.% refused: this transaction is not fenced by the current term of lock %',
+        TG_OP, pg_catalog.quote_ident(TG_TABLE_SCHEMA), pg_catalog.quote_ident(TG_TABLE_NAME), lock_label
+        USING ERRCODE = 'PGE02',
+            HINT = pg_catalog.format('Write inside "async with lock.fence(conn)", or call '
+                'pgelect.check_token(%s, %s, token) first in the same transaction.', k1, k2);
+END
+$pgelect$;
+
+REVOKE ALL ON SCHEMA pgelect FROM PUBLIC;
+REVOKE ALL ON ALL TABLES IN SCHEMA pgelect FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA pgelect FROM PUBLIC;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA pgelect FROM PUBLIC;
+
+INSERT INTO pgelect.schema_version (version) VALUES (1) ON CONFLICT DO NOTHING;

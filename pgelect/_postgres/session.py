@@ -1,0 +1,118 @@
+"""The Session protocol on PostgreSQL: one dedicated connection, from connect to close.
+
+Each method computes its deadline once; ``Link`` keeps it. What a statement that was cut short did on the server is
+unknown, so the link is dropped then; the rules are those of the protocol.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import TYPE_CHECKING
+
+from pgelect._postgres import campaign, minting, sql
+from pgelect._postgres.connect import Connector
+from pgelect._postgres.guards import admit
+from pgelect._postgres.link import Deadline, check_owner
+from pgelect._postgres.opened import Opened
+from pgelect._postgres.options import SessionOptions
+from pgelect.errors import SessionLostError
+
+if TYPE_CHECKING:
+    from pgelect._engine.model import Backend, Grant
+    from pgelect._engine.session import LockAnswer, ResumeAnswer
+    from pgelect._postgres.link import Link
+
+__all__ = ["PostgresSession", "SessionOptions"]
+
+
+class PostgresSession:
+    """One dedicated server session. See ``pgelect._engine.session.Session`` for what each method promises."""
+
+    def __init__(self, options: SessionOptions) -> None:
+        self._options = options
+        self._owner_pid = os.getpid()
+        self._nonce = secrets.token_hex(16)  # proves that this is still the server session we set up
+        self._connector = Connector(options)
+        self._link: Link | None = None
+        self._opened: Opened | None = None  # set once the guards are passed
+        self._closed = False
+
+    def __repr__(self) -> str:
+        backend = f"backend {self._opened.facts.backend.pid}" if self._opened else "not open"
+        return f"<PostgresSession {self._options.key} {'closed' if self._closed else backend}>"
+
+    async def open(self, within_s: float) -> None:
+        """Connect, set every setting relied on, and pass the guards."""
+        check_owner(self._owner_pid)
+        deadline = Deadline.after(within_s)
+        try:
+            self._link = link = await self._connector.connect(deadline)
+            if self._closed:  # meanwhile; the first call on the link says so
+                link.drop()
+            facts = await admit(link, self._options, self._nonce, deadline)
+            self._opened = Opened(link, self._options, facts)
+        except BaseException:
+            self.abandon()
+            raise
+
+    async def try_lock(self, ghost: Backend | None, within_s: float) -> LockAnswer:
+        """Try for the lock without waiting; if our own ghost holds it, end that first."""
+        return await campaign.try_lock(self._open_session(), ghost, Deadline.after(within_s))
+
+    async def wait_lock(self, within_s: float) -> LockAnswer:
+        """Wait in the server's queue for one slice; ``within_s`` is what is allowed beyond it."""
+        session = self._open_session()
+        return await campaign.wait_lock(session, Deadline.after(session.facts.slice_s + within_s))
+
+    async def mint(self, within_s: float) -> Grant:
+        """Mint the term's token and have it confirmed."""
+        return await minting.mint(self._open_session(), Deadline.after(within_s))
+
+    async def resume(self, grant: Grant, within_s: float) -> ResumeAnswer:
+        """Take the lock again if the term of ``grant`` can go on."""
+        return await campaign.resume(self._open_session(), grant, Deadline.after(within_s))
+
+    async def prove(self, within_s: float) -> bool:
+        """Prove leadership. False is the server's definite no."""
+        query = sql.prove(self._options.key, self._nonce)
+        rows = await self._open_session().ask(query, Deadline.after(within_s), "proving leadership")
+        return bool(rows[-1])
+
+    async def watch(self, for_s: float) -> None:
+        """Idle on the socket: a session that ends surfaces at once."""
+        await self._open_session().link.watch(for_s)
+
+    async def unlock(self, token: int, within_s: float) -> bool:
+        """Mark the term as cleanly released, then unlock."""
+        session, deadline = self._open_session(), Deadline.after(within_s)
+        key = self._options.key
+        query = sql.unlock(key)
+        if self._options.fencing:
+            # Fenced transactions of this very term may still hold the row; the release must not hang on them.
+            wait_s = min(session.facts.slice_s, within_s / 2)
+            query = sql.release(key, token, max(1, round(wait_s * 1000)))
+        return bool((await session.ask(query, deadline, f"releasing the lock {key}"))[-1][0][0])
+
+    async def close(self, within_s: float) -> None:
+        """End the session; a call in flight is cancelled on the server first. Never raises but a cancel."""
+        try:
+            if self._link is not None and os.getpid() == self._owner_pid:
+                await self._link.cancel(Deadline.after(within_s))
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Drop the link at once, waiting for nothing. Never raises; harmless when repeated or in a fork."""
+        if os.getpid() != self._owner_pid:
+            return
+        self._closed = True
+        self._connector.abandon()
+        if self._link is not None:
+            self._link.drop()
+
+    def _open_session(self) -> Opened:
+        check_owner(self._owner_pid)
+        if self._opened is None:
+            raise SessionLostError("closed", "the session is not open")
+        return self._opened

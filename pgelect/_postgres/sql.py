@@ -1,0 +1,263 @@
+"""Every statement of a lock's session, literal and schema-qualified.
+
+They have no parameters on purpose: psycopg then uses the simple query protocol, in which several statements travel in
+one round trip. Values are rendered by ``Literal``. Within one such query, statements share an implicit transaction
+unless an explicit BEGIN and COMMIT set some of them apart.
+
+Keys are rendered as ``'-5'::int4``: a bare -2147483648 would be a bigint and choose another function.
+Times travel as microseconds since 1970: no DateStyle, TimeZone or loader takes part.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from psycopg.sql import SQL, Composable, Composed, Literal
+
+from pgelect._engine.model import Backend, LeaderRecord, LockKey
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pgelect._postgres.options import SessionOptions
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+RECORD = SQL(
+    "t.key1, t.key2, t.name, t.token, t.holder, t.metadata::pg_catalog.text, "
+    "(extract(epoch FROM t.acquired_at) * 1000000)::pg_catalog.int8, "
+    "(extract(epoch FROM t.released_at) * 1000000)::pg_catalog.int8, "
+    "t.terms, t.lease_s, t.backend_pid, (extract(epoch FROM t.backend_start) * 1000000)::pg_catalog.int8"
+)
+# Not pg_control_checkpoint(): that still names the old timeline just after a promotion.
+TIMELINE = SQL(
+    "('x' || pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8))"
+    "::bit(32)::pg_catalog.int8"
+)
+THEN = SQL("; ")
+_OUTCOME = SQL("'pgelect.granted'")
+
+
+def instant(microseconds: int) -> datetime:
+    """Give the UTC time of a number of microseconds since 1970."""
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def record_of(row: Sequence[Any]) -> LeaderRecord:
+    """Read the record of a row selected by RECORD."""
+    key1, key2, name, token, holder, metadata, acquired, released, terms, lease_s, pid, started = row
+    return LeaderRecord(
+        key1=key1,
+        key2=key2,
+        name=name,
+        token=token,
+        holder=holder,
+        metadata=json.loads(metadata),
+        acquired_at=instant(acquired),
+        released_at=None if released is None else instant(released),
+        terms=terms,
+        lease_s=lease_s,
+        backend=Backend(pid, instant(started)),
+    )
+
+
+def pair(key: LockKey) -> Composed:
+    """Render the two keys as arguments."""
+    return SQL("{}::pg_catalog.int4, {}::pg_catalog.int4").format(Literal(str(key.key1)), Literal(str(key.key2)))
+
+
+def _row_is(key: LockKey) -> Composed:
+    return SQL("t.key1 = {}::pg_catalog.int4 AND t.key2 = {}::pg_catalog.int4").format(
+        Literal(str(key.key1)), Literal(str(key.key2))
+    )
+
+
+def _int8(value: int) -> Composed:
+    return SQL("{}::pg_catalog.int8").format(Literal(str(value)))
+
+
+def _lock_is(key: LockKey) -> Composed:
+    """Render the condition on ``pg_locks AS l`` for this lock being held, in this database."""
+    return SQL(
+        "l.locktype = 'advisory' AND l.objsubid = 2 AND l.mode = 'ExclusiveLock' AND l.granted "
+        "AND l.classid = {}::pg_catalog.oid AND l.objid = {}::pg_catalog.oid AND l.database = "
+        "(SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database())"
+    ).format(Literal(str(key.classid)), Literal(str(key.objid)))
+
+
+def record(key: LockKey) -> Composed:
+    """Read the token row, or nothing."""
+    return SQL("SELECT {} FROM pgelect.token AS t WHERE {}").format(RECORD, _row_is(key))
+
+
+def _lease_first(lease_ms: int) -> Composed:
+    """Have the server enforce the lease *before* the lock can be granted: committed apart, so no error undoes it."""
+    return SQL("BEGIN; SELECT pg_catalog.set_config('idle_session_timeout', {}, false); COMMIT; ").format(
+        Literal(f"{lease_ms}ms")
+    )
+
+
+def try_lock(key: LockKey, lease_ms: int, *, fencing: bool) -> Composed:
+    """Try for the lock. Last results: (granted or NULL for a name collision, _), then the token row if ``fencing``.
+
+    A refused follower may sleep longer than the lease, so it is not held to it.
+    """
+    attempt: Composable = SQL("pg_catalog.pg_try_advisory_lock({})").format(pair(key))
+    if fencing and key.name is not None:
+        attempt = SQL(
+            "CASE WHEN EXISTS (SELECT 1 FROM pgelect.token AS t WHERE {} AND t.name <> {}) THEN NULL ELSE {} END"
+        ).format(_row_is(key), Literal(key.name), attempt)
+    asked = SQL(
+        "{}WITH attempt AS MATERIALIZED (SELECT {} AS granted) "
+        "SELECT granted, pg_catalog.set_config('idle_session_timeout', CASE WHEN granted THEN {} ELSE '0' END, false) "
+        "FROM attempt"
+    ).format(_lease_first(lease_ms), attempt, Literal(f"{lease_ms}ms"))
+    return asked + THEN + record(key) if fencing else asked
+
+
+def wait_lock(key: LockKey, lease_ms: int, *, fencing: bool) -> Composed:
+    """Queue for the lock until ``lock_timeout``. Last results: (granted,), then the token row if ``fencing``.
+
+    The transaction lock is what can be waited for in bounded time; once it is ours the session lock cannot be refused.
+    Errors are trapped here, so nothing is written to the server's log. ``unlock_all``: a cancel may have struck between
+    a grant and its bookkeeping; it frees session locks only, and this session holds no other.
+    """
+    slice_ = SQL(
+        "DO $pgelect$ BEGIN "
+        "PERFORM pg_catalog.set_config({outcome}, 'false', true); "
+        "BEGIN PERFORM pg_catalog.pg_advisory_xact_lock({key}); "
+        "PERFORM pg_catalog.set_config({outcome}, pg_catalog.pg_try_advisory_lock({key})::pg_catalog.text, true); "
+        "EXCEPTION WHEN lock_not_available OR query_canceled THEN PERFORM pg_catalog.pg_advisory_unlock_all(); END; "
+        "END $pgelect$; SELECT pg_catalog.current_setting({outcome}) = 'true'"
+    ).format(outcome=_OUTCOME, key=pair(key))
+    asked = _lease_first(lease_ms) + slice_
+    return asked + THEN + record(key) if fencing else asked
+
+
+def mint(options: SessionOptions, backend: Backend, wait_ms: int) -> Composed:
+    """Write the next token. Last result: timeline, prior found, prior released, prior name, then RECORD or NULLs.
+
+    NULLs instead of the record: the row carries another name. Waits ``wait_ms`` for fenced transactions.
+    """
+    return SQL(
+        "SELECT pg_catalog.set_config('lock_timeout', {wait}, true); "
+        "WITH tl AS MATERIALIZED (SELECT {timeline} AS n), "
+        "prior AS MATERIALIZED (SELECT true AS found, t.released_at IS NOT NULL AS released, t.name "
+        "FROM pgelect.token AS t WHERE {row}), "
+        "t AS (INSERT INTO pgelect.token AS old (key1, key2, name, token, holder, metadata, acquired_at, released_at, "
+        "terms, lease_s, backend_pid, backend_start) "
+        "SELECT {keys}, {name}::pg_catalog.text, ((tl.n - 1) << 40) + pg_catalog.nextval('pgelect.token_seq'), "
+        "{holder}::pg_catalog.text, {metadata}::pg_catalog.jsonb, pg_catalog.clock_timestamp(), NULL, 1, "
+        "{lease}::pg_catalog.float8, {pid}::pg_catalog.int4, {start}::pg_catalog.timestamptz FROM tl "
+        "ON CONFLICT (key1, key2) DO UPDATE SET name = coalesce(excluded.name, old.name), "
+        "token = greatest(old.token + 1, excluded.token), holder = excluded.holder, metadata = excluded.metadata, "
+        "acquired_at = pg_catalog.clock_timestamp(), released_at = NULL, terms = old.terms + 1, "
+        "lease_s = excluded.lease_s, backend_pid = excluded.backend_pid, backend_start = excluded.backend_start "
+        "WHERE old.name IS NULL OR excluded.name IS NULL OR old.name = excluded.name RETURNING old.*) "
+        "SELECT tl.n, prior.found, prior.released, prior.name, {record} "
+        "FROM tl LEFT JOIN prior ON true LEFT JOIN t ON true"
+    ).format(
+        wait=Literal(f"{wait_ms}ms"),
+        timeline=TIMELINE,
+        row=_row_is(options.key),
+        keys=pair(options.key),
+        name=Literal(options.key.name),
+        holder=Literal(options.identity),
+        metadata=Literal(json.dumps(dict(options.metadata))),
+        lease=Literal(str(options.lease_s)),
+        pid=Literal(str(backend.pid)),
+        start=Literal(backend.started_at.isoformat()),
+        record=RECORD,
+    )
+
+
+def begin_unfenced() -> Composed:
+    """Begin a term without a token: (timeline, time)."""
+    return SQL("SELECT {}, (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::pg_catalog.int8").format(
+        TIMELINE
+    )
+
+
+def fence_blockers(key: LockKey, *, multixact: bool) -> Composed:
+    """Who holds the token row in shared mode: (pid,) each.
+
+    The row's xmax is the holder's transaction, or a multixact when there are several. A number cannot tell which, so a
+    suspect must also hold the lock on the *table* that only its readers for share (and its writers) hold.
+    """
+    suspects: Composable = SQL("SELECT t.xmax AS xid FROM pgelect.token AS t WHERE {}").format(_row_is(key))
+    if multixact:
+        suspects = SQL(
+            "SELECT m.xid FROM ({}) AS s CROSS JOIN LATERAL pg_catalog.pg_get_multixact_members(s.xid) AS m"
+        ).format(suspects)
+    return SQL(
+        "SELECT DISTINCT l.pid FROM ({}) AS s JOIN pg_catalog.pg_locks AS l ON l.locktype = 'transactionid' "
+        "AND l.transactionid = s.xid AND l.granted JOIN pg_catalog.pg_locks AS r ON r.pid = l.pid "
+        "AND r.locktype = 'relation' AND r.relation = 'pgelect.token'::pg_catalog.regclass AND r.granted "
+        "AND r.mode IN ('RowShareLock', 'RowExclusiveLock') WHERE l.pid <> pg_catalog.pg_backend_pid()"
+    ).format(suspects)
+
+
+def terminate(pid: int, wait_ms: int) -> Composed:
+    """End a session and wait for its end."""
+    return SQL("SELECT pg_catalog.pg_terminate_backend({}::pg_catalog.int4, {})").format(
+        Literal(str(pid)), _int8(wait_ms)
+    )
+
+
+def holder(key: LockKey) -> Composed:
+    """Who holds the lock: (pid, start or NULL when hidden from this role, whether it is this session)."""
+    return SQL(
+        "SELECT l.pid, (extract(epoch FROM a.backend_start) * 1000000)::pg_catalog.int8, "
+        "l.pid = pg_catalog.pg_backend_pid() FROM pg_catalog.pg_locks AS l "
+        "LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid WHERE {}"
+    ).format(_lock_is(key))
+
+
+def end_ghost(key: LockKey, ghost: Backend) -> Composed:
+    """End the session ``ghost``, and no other, if it is what holds the lock: (ended,) or nothing."""
+    return SQL(
+        "SELECT pg_catalog.pg_terminate_backend(l.pid) FROM pg_catalog.pg_locks AS l "
+        "JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid WHERE {} AND l.pid = {}::pg_catalog.int4 "
+        "AND a.backend_start = {}::pg_catalog.timestamptz AND l.pid <> pg_catalog.pg_backend_pid()"
+    ).format(_lock_is(key), Literal(str(ghost.pid)), Literal(ghost.started_at.isoformat()))
+
+
+def timeline() -> Composed:
+    """Read the timeline of the server's WAL: (timeline,)."""
+    return SQL("SELECT {}").format(TIMELINE)
+
+
+def adopt(key: LockKey, token: int, backend: Backend) -> Composed:
+    """Name the new session of a resumed term in its row. Never waits: skipped while a fenced transaction is open."""
+    return SQL(
+        "WITH mine AS (SELECT t.key1, t.key2 FROM pgelect.token AS t WHERE {} AND t.token = {} "
+        "AND t.released_at IS NULL FOR NO KEY UPDATE SKIP LOCKED) "
+        "UPDATE pgelect.token AS t SET backend_pid = {}::pg_catalog.int4, backend_start = {}::pg_catalog.timestamptz "
+        "FROM mine WHERE t.key1 = mine.key1 AND t.key2 = mine.key2"
+    ).format(_row_is(key), _int8(token), Literal(str(backend.pid)), Literal(backend.started_at.isoformat()))
+
+
+def prove(key: LockKey, nonce: str) -> Composed:
+    """One row only if this very session, still as we set it up, holds this very lock on a primary."""
+    return SQL(
+        "SELECT 1 FROM pg_catalog.pg_locks AS l WHERE {} AND l.pid = pg_catalog.pg_backend_pid() "
+        "AND pg_catalog.current_setting('pgelect.nonce', true) = {} AND NOT pg_catalog.pg_is_in_recovery()"
+    ).format(_lock_is(key), Literal(nonce))
+
+
+def unlock(key: LockKey) -> Composed:
+    """Free the lock: (freed,)."""
+    return SQL("SELECT pg_catalog.pg_advisory_unlock({})").format(pair(key))
+
+
+def release(key: LockKey, token: int, wait_ms: int) -> Composed:
+    """Mark the term as cleanly given up, then free the lock. Last result: (freed,).
+
+    Losing the mark in a crash is harmless (the term then looks unclean), so its commit does not wait for the disk.
+    """
+    return SQL(
+        "BEGIN; SET LOCAL synchronous_commit = off; SELECT pg_catalog.set_config('lock_timeout', {}, true); "
+        "UPDATE pgelect.token AS t SET released_at = pg_catalog.clock_timestamp() WHERE {} AND t.token = {}; COMMIT; {}"
+    ).format(Literal(f"{wait_ms}ms"), _row_is(key), _int8(token), unlock(key))

@@ -1,0 +1,501 @@
+"""LeaderLock: the facade. It checks what it is given, and hands everything else on to the runner."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
+
+from pgelect._engine import duty as duties
+from pgelect._engine.bounds import Bounds, bounds_of
+from pgelect._engine.clock import Clock, SystemClock
+from pgelect._engine.hooks import Hook
+from pgelect._engine.model import LeaderRecord, LockKey, LockState, Term
+from pgelect._engine.runner import Runner
+from pgelect._engine.settings import Settings, check_argument_s
+from pgelect._postgres.dsn import check_dsn
+from pgelect._postgres.options import ConnectFn, Dsn, SessionOptions
+from pgelect._postgres.session import PostgresSession
+from pgelect.errors import ForkedError, NotLeaderError, ShutdownError
+from pgelect.fencing import check_token, fenced
+from pgelect.retry import ExponentialBackoff, RetryLike, as_strategy
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from psycopg import AsyncConnection
+
+    from pgelect._engine.session import Session
+
+__all__ = ["LeaderLock"]
+
+C = TypeVar("C", bound=Callable[..., object])
+P = ParamSpec("P")
+T = TypeVar("T")
+
+UNLOCK_RESERVE_S = 1.0
+"""Of a shutdown's timeout, this much (at most a quarter) is kept for unlocking after the drain."""
+
+
+class LeaderLock:
+    """Leader election on PostgreSQL: exactly one of the processes that use the same key leads.
+
+    All durations are seconds.
+
+    Args:
+        dsn: libpq connection string or URI, or a callable (sync or async) that returns one and is asked for each
+            attempt, for passwords that rotate. Empty: libpq's own environment (``PGHOST`` and so on).
+        key1, key2: the two signed 32-bit keys of the advisory lock.
+        name: instead of the keys: a name that is mapped to a pair by SHA-256 (see ``LockKey.from_name``).
+        identity: of this process, as others see it; by default host name, pid and a random part.
+        metadata: a mapping that JSON can carry, shown to observers; default empty.
+        health_interval_s: time between two proofs of leadership; default 5.
+        health_timeout_s: when a proof without an answer counts as failed and the session as lost. None: as long as the
+            lease allows.
+        lease_s: PostgreSQL ends the session of a leader that it has not heard from for this long; default 15.
+        reconnect_grace_s: after a lost session, how long to try to go on with the same term before ``on_lost``.
+            None or 0: lost at once. Needs ``fencing``. During the grace ``is_leader`` is False.
+        acquire: ``"queue"``: wait in the server's queue, which takes over in milliseconds. ``"poll"``: try, sleep by
+            the retry strategy, try again.
+        retry_strategy: how long to wait after a failed attempt; a ``RetryStrategy`` or anything of tenacity's.
+        takeover_delay_s: after an unclean end of the last term, wait this long before leading; default 0. For duties
+            whose effects cannot be fenced.
+        drain_timeout_s: how long a clean release waits for the duty to stop; default 10.
+        auto_reacquire: go on campaigning after a term; False: stop after the first.
+        fencing: keep the token table; False: no schema is needed, and no token protects anything.
+        shutdown_event: an event that stops the lock when it is set.
+        connect_fn: an async callable that returns a dedicated psycopg ``AsyncConnection``, instead of ``dsn``.
+        allow_pooler: skip the check that refuses transaction poolers.
+        metrics: must be None in this version.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range, or two contradict each other; the message names them.
+    """
+
+    def __init__(
+        self,
+        dsn: Dsn = "",
+        key1: int | None = None,
+        key2: int | None = None,
+        *,
+        name: str | None = None,
+        identity: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        health_interval_s: float = 5.0,
+        health_timeout_s: float | None = None,
+        lease_s: float = 15.0,
+        reconnect_grace_s: float | None = None,
+        acquire: Literal["queue", "poll"] = "queue",
+        retry_strategy: RetryLike = ExponentialBackoff(),  # noqa: B008 -- immutable
+        takeover_delay_s: float = 0.0,
+        drain_timeout_s: float = 10.0,
+        auto_reacquire: bool = True,
+        fencing: bool = True,
+        shutdown_event: asyncio.Event | None = None,
+        connect_fn: ConnectFn | None = None,
+        allow_pooler: bool = False,
+        metrics: None = None,
+    ) -> None:
+        if metrics is not None:
+            raise ValueError("metrics must be None: this version has no metrics yet")
+        if shutdown_event is not None and not isinstance(shutdown_event, asyncio.Event):
+            raise TypeError(f"shutdown_event must be an asyncio.Event, not {type(shutdown_event).__name__}")
+        if connect_fn is not None and not callable(connect_fn):
+            raise TypeError("connect_fn must be an async callable that returns a psycopg AsyncConnection")
+        check_dsn(dsn)
+        settings = Settings(
+            key=_key_of(key1, key2, name),
+            identity=identity if identity is not None else _default_identity(),
+            metadata=metadata if metadata is not None else {},
+            health_interval_s=health_interval_s,
+            health_timeout_s=health_timeout_s,
+            lease_s=lease_s,
+            reconnect_grace_s=reconnect_grace_s,
+            acquire=acquire,
+            takeover_delay_s=takeover_delay_s,
+            drain_timeout_s=drain_timeout_s,
+            auto_reacquire=auto_reacquire,
+            fencing=fencing,
+        )
+        options = SessionOptions(
+            key=settings.key,
+            identity=settings.identity,
+            metadata=settings.metadata,
+            lease_s=lease_s,
+            fencing=fencing,
+            allow_pooler=allow_pooler,
+            dsn=dsn,
+            connect_fn=connect_fn,
+        )
+        self._strategy = as_strategy(retry_strategy)
+        self._shutdown_event = shutdown_event
+        self._build(settings, lambda: PostgresSession(options), SystemClock())
+
+    def _build(self, settings: Settings, sessions: Callable[[], Session], clock: Clock) -> None:
+        self._settings = settings
+        self._new_runner = partial(Runner, settings, sessions, self._strategy, clock)
+        self._runner = self._new_runner()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event_watch: asyncio.Task[None] | None = None
+        self._owner_pid = os.getpid()
+
+    def _rebuild(self) -> None:
+        old, self._runner = self._runner, self._new_runner()
+        self._runner.dispatcher.take_over(old.dispatcher)
+        old.forsake()
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to campaign. Returns once the first attempt was answered or failed; does not wait for leadership.
+
+        A server that is down, starting, full or refusing is tried again with backoff, and ``on_error`` hears of it.
+
+        Raises:
+            RuntimeError: the lock runs already; nothing is changed.
+            ConfigurationError: a mistake that time does not mend (a transaction pooler, a missing schema, a colliding
+                name, a server that is too old).
+            ConnectionError: the retry strategy gave up at once.
+            ForkedError: the lock belongs to a parent process.
+        """
+        self._check_pid()
+        if self._loop is not None and self._loop.is_closed():
+            self._rebuild()  # the program ended its loop without a shutdown: nothing in it runs any more
+        if self._runner.running:
+            raise RuntimeError("start() was called on a lock that runs already; call it once, or shut it down first")
+        self._loop = asyncio.get_running_loop()
+        if self._shutdown_event is not None:
+            self._event_watch = self._loop.create_task(self._watch_event(self._shutdown_event))
+        try:
+            await self._runner.start()
+        except BaseException:
+            self._runner.kill()
+            await self._end_event_watch()
+            raise
+
+    async def shutdown(self, timeout_s: float = 10.0) -> None:
+        """Stop: drain the duty, unlock, close the connection. The lock is free when this returns or raises.
+
+        Does nothing when the lock is stopped. A cancel is honoured after the clean-up; a second one closes the socket
+        at once.
+
+        Raises:
+            ShutdownError: it took longer than ``timeout_s`` (default 10 seconds); the socket was closed instead.
+        """
+        self._check_pid()
+        check_argument_s("timeout_s", timeout_s)
+        if self._loop is None:
+            return
+        self._check_loop()
+        inside = self._runner.dispatcher.inside()
+        self._runner.post_shutdown(
+            min(self._settings.drain_timeout_s, timeout_s - min(UNLOCK_RESERVE_S, timeout_s / 4))
+        )
+        ending = self._loop.create_task(self._end(timeout_s, with_callbacks=not inside), name="pgelect-shutdown")
+        cancels = 0
+        while not ending.done():
+            try:
+                await asyncio.wait({ending})
+            except asyncio.CancelledError:
+                cancels += 1
+                if cancels > 1:
+                    self._runner.kill()
+        if cancels:
+            ending.exception()  # the cancel is what the caller hears of
+            raise asyncio.CancelledError
+        ending.result()
+
+    async def _end(self, timeout_s: float, *, with_callbacks: bool) -> None:
+        await self._end_event_watch()
+        stopped = asyncio.ensure_future(self._runner.stopped(with_callbacks=with_callbacks))
+        await asyncio.wait({stopped}, timeout=timeout_s)
+        late = not stopped.done()
+        if late or self._runner.duty_left:
+            why = self._runner.waiting_for
+            self._runner.kill()
+            await asyncio.wait({stopped})
+            raise ShutdownError(timeout_s, why)
+
+    async def run(self) -> None:
+        """Campaign until the lock is shut down or this call is cancelled; for an ``asyncio.TaskGroup``.
+
+        Raises:
+            ConfigurationError, ConnectionError: as ``start()``, and when retries are exhausted later.
+        """
+        async with self:
+            await self._runner.stopped(with_callbacks=True)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+        if error is None and self._runner.failure is not None:
+            raise self._runner.failure
+
+    # -- what it knows -------------------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> LockKey:
+        """The key of the lock."""
+        return self._settings.key
+
+    @property
+    def identity(self) -> str:
+        """The identity of this process."""
+        return self._settings.identity
+
+    @property
+    def state(self) -> LockState:
+        """What the lock is doing. Whether this process leads is said by ``is_leader``."""
+        return self._runner.snapshot.state if self._owns() else LockState.STOPPED
+
+    @property
+    def is_leader(self) -> bool:
+        """True while this process leads, as far as the last proof can be trusted at this very instant.
+
+        Computed on each read, from a clock that also counts suspended time where the system has one. Safe from any
+        thread; False in a forked child.
+        """
+        return self._runner.is_trusted()
+
+    def is_leader_confirmed_within(self, seconds: float) -> bool:
+        """Tell whether this process leads and the last proof was sent no longer than ``seconds`` ago."""
+        check_argument_s("seconds", seconds)
+        return self._runner.is_trusted_within(seconds)
+
+    @property
+    def term(self) -> Term | None:
+        """The present term; None while this process does not lead."""
+        seen = self._runner.snapshot
+        return seen.term if self._runner.is_trusted(seen.number) else None
+
+    @property
+    def token(self) -> int | None:
+        """The fencing token of the present term, for systems outside the database; None while not leading."""
+        term = self.term
+        return term.token if term is not None else None
+
+    @property
+    def record(self) -> LeaderRecord | None:
+        """The token row as last seen by this lock: who leads, or led; None before it was seen, or without fencing."""
+        return self._runner.record
+
+    def bounds(self) -> Bounds:
+        """Return the worst-case failover and overlap in seconds that follow from the settings, each with its reason."""
+        longest = getattr(self._strategy, "max_s", getattr(self._strategy, "interval_s", None))
+        return bounds_of(self._settings, longest if isinstance(longest, int | float) else None)
+
+    # -- leading -------------------------------------------------------------------------------------------------------
+
+    async def wait_for_leadership(self, timeout_s: float | None = None) -> Term:
+        """Wait until this process leads; return the term.
+
+        Raises:
+            TimeoutError: not within ``timeout_s`` seconds (None: no limit).
+            NotLeaderError: the lock is not running, or stopped.
+            ConnectionError, ConfigurationError: the lock stopped by itself, for this reason.
+        """
+        self._check_pid()
+        self._check_loop()
+        if timeout_s is not None:
+            check_argument_s("timeout_s", timeout_s)
+        async with asyncio.timeout(timeout_s):
+            found = await duties.next_term(self._runner)
+        if found is None:
+            raise NotLeaderError(
+                self.key, self.state, "the lock is stopped; call start()"
+            ) from self._runner.stop_reason
+        return found[1]
+
+    async def step_down(self, *, drain_timeout_s: float | None = None, cooldown_s: float | None = None) -> bool:
+        """Give up leadership: the duty drains, the lock is unlocked, ``on_released`` is told.
+
+        Args:
+            drain_timeout_s: how long to wait for the duty; None: the lock's own setting.
+            cooldown_s: how long to stay out afterwards. None: long enough for those who wait to have their turn (1 s
+                with the queue, two polls otherwise).
+
+        Returns:
+            True when leadership was given up, also by a call at the same time. False when there was none; nothing is
+            done then.
+        """
+        self._check_pid()
+        self._check_loop()
+        drain_s = self._settings.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
+        check_argument_s("drain_timeout_s", drain_s)
+        if cooldown_s is not None:
+            check_argument_s("cooldown_s", cooldown_s)
+        return await self._runner.step_down(drain_s, cooldown_s)
+
+    async def lead(self, duty: Callable[[Term], Awaitable[T]], *, repeat: bool = False) -> T | None:
+        """Wait for leadership and run ``duty(term)`` as a child task; cancel and await it when the term ends.
+
+        Without ``repeat``: until the duty has returned once; a term that ends first has it run anew in the next term.
+        With ``repeat``: for ever, again whenever it returns. A duty that raises while its term lasts ends the term, and
+        the error is raised here; one that raises after its term is over is only told to ``on_error``.
+
+        Returns:
+            What the duty returned; None when the lock was shut down before.
+
+        Raises:
+            ConnectionError, ConfigurationError: the lock stopped by itself, for this reason.
+        """
+        self._check_pid()
+        self._check_loop()
+        return await duties.lead(self._runner, duty, repeat=repeat)
+
+    def terms(self) -> AsyncIterator[Term]:
+        """Iterate over the terms of this process: ``async for term in lock.terms()``; ends when the lock is shut down.
+
+        A clean release waits, at most ``drain_timeout_s``, until the body asks for the next term. The body is not
+        cancelled: let it look at ``term.is_current`` or await ``term.ended()``.
+        """
+        self._check_pid()
+        self._check_loop()
+        return duties.terms(self._runner)
+
+    def leader_only(self, function: Callable[P, T]) -> Callable[P, T | None]:
+        """Decorate a function, sync or async: while this process does not lead, the call returns None instead.
+
+        It is checked when the call begins; use ``lead`` for work that must stop when leadership ends.
+        """
+        if inspect.iscoroutinefunction(function):
+
+            @wraps(function)
+            async def guarded_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                return await function(*args, **kwargs) if self.is_leader else None
+
+            return guarded_async  # type: ignore[return-value]  # T is then the coroutine, which mypy cannot see
+
+        @wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
+            return function(*args, **kwargs) if self.is_leader else None
+
+        return guarded
+
+    # -- fencing -------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def fence(self, conn: AsyncConnection[Any]) -> AsyncIterator[Term]:
+        """Open a transaction on ``conn`` (a savepoint inside an open one) that commits only under this term's token.
+
+        From here to the end of the transaction no newer term can begin. The token is bound to the transaction, so that
+        guarded tables can be written.
+
+        Raises:
+            NotLeaderError: this process does not lead; nothing was sent.
+            StaleTokenError: a newer term has begun; the transaction is rolled back.
+        """
+        term = self._fencing_term()
+        async with fenced(conn, self.key, term.token):
+            yield term
+
+    async def check_fence(self, conn: AsyncConnection[Any]) -> None:
+        """Check this term's token in the open transaction of ``conn``, and bind it to that transaction.
+
+        Raises:
+            NotLeaderError: this process does not lead; nothing was sent.
+            StaleTokenError: a newer term has begun; roll back.
+        """
+        await check_token(conn, self.key, self._fencing_term().token)
+
+    # -- callbacks -----------------------------------------------------------------------------------------------------
+
+    def on_acquired(self, callback: C) -> C:
+        """Register a callback for the begin of a term: ``callback()`` or ``callback(term)``.
+
+        Async ones are cancelled when the term ends. One that raises ends the term. For all callbacks: a decorator or
+        a call; sync or async; several run in order; parameters with a default are left alone.
+        """
+        return self._on(Hook.ACQUIRED, callback)
+
+    def on_released(self, callback: C) -> C:
+        """Register a callback for the clean end of a term, after the unlock: ``callback()`` or ``callback(term)``."""
+        return self._on(Hook.RELEASED, callback)
+
+    def on_lost(self, callback: C) -> C:
+        """Register a callback for the unwanted end of a term: ``callback()`` or ``callback(term)``."""
+        return self._on(Hook.LOST, callback)
+
+    def on_acquire_failed(self, callback: C) -> C:
+        """Register a callback for an attempt without success: ``callback()`` or ``callback(error)``.
+
+        ``error`` is None when another process leads. With the queue that is told once for each wait.
+        """
+        return self._on(Hook.ACQUIRE_FAILED, callback)
+
+    def on_state_change(self, callback: C) -> C:
+        """Register a callback for every change of state: ``callback()`` or ``callback(from_state, to_state)``.
+
+        A clean release waits for the callbacks that hear of RELEASING: they may stop the work.
+        """
+        return self._on(Hook.STATE_CHANGE, callback)
+
+    def on_error(self, callback: C) -> C:
+        """Register a callback for errors that the lock lives through: ``callback()`` or ``callback(exc)``."""
+        return self._on(Hook.ERROR, callback)
+
+    # -- small parts ---------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return f"<LeaderLock {self.key} {self.identity!r} {self.state.value}>"
+
+    def _on(self, hook: Hook, callback: C) -> C:
+        self._runner.dispatcher.add(hook, callback)
+        return callback
+
+    def _fencing_term(self) -> Term:
+        self._check_pid()
+        if not self._settings.fencing:
+            raise ValueError("this lock was made with fencing=False: there is no token to check")
+        term = self.term
+        if term is None:
+            raise NotLeaderError(self.key, self.state)
+        return term
+
+    def _owns(self) -> bool:
+        return os.getpid() == self._owner_pid
+
+    def _check_pid(self) -> None:
+        if not self._owns():
+            raise ForkedError(self._owner_pid)
+
+    def _check_loop(self) -> None:
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise RuntimeError(
+                "this lock runs in another event loop; call it there, for example with run_coroutine_threadsafe()"
+            )
+
+    async def _watch_event(self, event: asyncio.Event) -> None:
+        await event.wait()
+        self._runner.post_shutdown(self._settings.drain_timeout_s)
+
+    async def _end_event_watch(self) -> None:
+        watch, self._event_watch = self._event_watch, None
+        if watch is not None:
+            watch.cancel()
+            await asyncio.wait({watch})
+
+
+def _key_of(key1: int | None, key2: int | None, name: str | None) -> LockKey:
+    if name is not None:
+        if key1 is not None or key2 is not None:
+            raise ValueError("give either name or key1 and key2, not both")
+        return LockKey.from_name(name)
+    if key1 is None or key2 is None:
+        raise ValueError("a lock needs either name, or both key1 and key2")
+    return LockKey(key1, key2)
+
+
+def _default_identity() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
