@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
-import secrets
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
 
+from pgelect._callbacks import Callbacks
 from pgelect._engine import duty as duties
 from pgelect._engine.bounds import Bounds, bounds_of
 from pgelect._engine.clock import Clock, SystemClock
-from pgelect._engine.hooks import Hook
+from pgelect._engine.ending import shut_down
 from pgelect._engine.model import LeaderRecord, LockKey, LockState, Term
 from pgelect._engine.runner import Runner
-from pgelect._engine.settings import Settings, check_argument_s
+from pgelect._engine.settings import Settings, check_argument_s, default_identity, key_of
 from pgelect._postgres.dsn import check_dsn
 from pgelect._postgres.options import ConnectFn, Dsn, SessionOptions
 from pgelect._postgres.session import PostgresSession
@@ -27,23 +26,22 @@ from pgelect.fencing import check_token, fenced
 from pgelect.retry import ExponentialBackoff, RetryLike, as_strategy
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from types import TracebackType
 
     from psycopg import AsyncConnection
 
+    from pgelect._engine.hooks import Hook
     from pgelect._engine.session import Session
 
 __all__ = ["LeaderLock"]
 
-C = TypeVar("C", bound=Callable[..., object])
+log = logging.getLogger("pgelect")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-UNLOCK_RESERVE_S = 1.0
-"""Of a shutdown's timeout, this much (at most a quarter) is kept for unlocking after the drain."""
 
-
-class LeaderLock:
+class LeaderLock(Callbacks):
     """Leader election on PostgreSQL: exactly one of the processes that use the same key leads.
 
     All durations are seconds.
@@ -110,8 +108,8 @@ class LeaderLock:
             raise TypeError("connect_fn must be an async callable that returns a psycopg AsyncConnection")
         check_dsn(dsn)
         settings = Settings(
-            key=_key_of(key1, key2, name),
-            identity=identity if identity is not None else _default_identity(),
+            key=key_of(key1, key2, name),
+            identity=identity if identity is not None else default_identity(),
             metadata=metadata if metadata is not None else {},
             health_interval_s=health_interval_s,
             health_timeout_s=health_timeout_s,
@@ -170,13 +168,14 @@ class LeaderLock:
         if self._runner.running:
             raise RuntimeError("start() was called on a lock that runs already; call it once, or shut it down first")
         self._loop = asyncio.get_running_loop()
+        self._end_event_watch()  # of an earlier run that stopped by itself
         if self._shutdown_event is not None:
             self._event_watch = self._loop.create_task(self._watch_event(self._shutdown_event))
         try:
             await self._runner.start()
         except BaseException:
             self._runner.kill()
-            await self._end_event_watch()
+            self._end_event_watch()
             raise
 
     async def shutdown(self, timeout_s: float = 10.0) -> None:
@@ -193,34 +192,8 @@ class LeaderLock:
         if self._loop is None:
             return
         self._check_loop()
-        inside = self._runner.dispatcher.inside()
-        self._runner.post_shutdown(
-            min(self._settings.drain_timeout_s, timeout_s - min(UNLOCK_RESERVE_S, timeout_s / 4))
-        )
-        ending = self._loop.create_task(self._end(timeout_s, with_callbacks=not inside), name="pgelect-shutdown")
-        cancels = 0
-        while not ending.done():
-            try:
-                await asyncio.wait({ending})
-            except asyncio.CancelledError:
-                cancels += 1
-                if cancels > 1:
-                    self._runner.kill()
-        if cancels:
-            ending.exception()  # the cancel is what the caller hears of
-            raise asyncio.CancelledError
-        ending.result()
-
-    async def _end(self, timeout_s: float, *, with_callbacks: bool) -> None:
-        await self._end_event_watch()
-        stopped = asyncio.ensure_future(self._runner.stopped(with_callbacks=with_callbacks))
-        await asyncio.wait({stopped}, timeout=timeout_s)
-        late = not stopped.done()
-        if late or self._runner.duty_left:
-            why = self._runner.waiting_for
-            self._runner.kill()
-            await asyncio.wait({stopped})
-            raise ShutdownError(timeout_s, why)
+        self._end_event_watch()
+        await shut_down(self._runner, timeout_s)
 
     async def run(self) -> None:
         """Campaign until the lock is shut down or this call is cancelled; for an ``asyncio.TaskGroup``.
@@ -238,7 +211,12 @@ class LeaderLock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.shutdown()
+        try:
+            await self.shutdown()
+        except ShutdownError as late:
+            if error is None:
+                raise
+            log.error("%s: %s", self.key, late)  # noqa: TRY400 -- the error of the block is what goes on
         if error is None and self._runner.failure is not None:
             raise self._runner.failure
 
@@ -409,50 +387,13 @@ class LeaderLock:
         """
         await check_token(conn, self.key, self._fencing_term().token)
 
-    # -- callbacks -----------------------------------------------------------------------------------------------------
-
-    def on_acquired(self, callback: C) -> C:
-        """Register a callback for the begin of a term: ``callback()`` or ``callback(term)``.
-
-        Async ones are cancelled when the term ends. One that raises ends the term. For all callbacks: a decorator or
-        a call; sync or async; several run in order; parameters with a default are left alone.
-        """
-        return self._on(Hook.ACQUIRED, callback)
-
-    def on_released(self, callback: C) -> C:
-        """Register a callback for the clean end of a term, after the unlock: ``callback()`` or ``callback(term)``."""
-        return self._on(Hook.RELEASED, callback)
-
-    def on_lost(self, callback: C) -> C:
-        """Register a callback for the unwanted end of a term: ``callback()`` or ``callback(term)``."""
-        return self._on(Hook.LOST, callback)
-
-    def on_acquire_failed(self, callback: C) -> C:
-        """Register a callback for an attempt without success: ``callback()`` or ``callback(error)``.
-
-        ``error`` is None when another process leads. With the queue that is told once for each wait.
-        """
-        return self._on(Hook.ACQUIRE_FAILED, callback)
-
-    def on_state_change(self, callback: C) -> C:
-        """Register a callback for every change of state: ``callback()`` or ``callback(from_state, to_state)``.
-
-        A clean release waits for the callbacks that hear of RELEASING: they may stop the work.
-        """
-        return self._on(Hook.STATE_CHANGE, callback)
-
-    def on_error(self, callback: C) -> C:
-        """Register a callback for errors that the lock lives through: ``callback()`` or ``callback(exc)``."""
-        return self._on(Hook.ERROR, callback)
-
     # -- small parts ---------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         return f"<LeaderLock {self.key} {self.identity!r} {self.state.value}>"
 
-    def _on(self, hook: Hook, callback: C) -> C:
+    def _add_callback(self, hook: Hook, callback: Callable[..., object]) -> None:
         self._runner.dispatcher.add(hook, callback)
-        return callback
 
     def _fencing_term(self) -> Term:
         self._check_pid()
@@ -480,22 +421,6 @@ class LeaderLock:
         await event.wait()
         self._runner.post_shutdown(self._settings.drain_timeout_s)
 
-    async def _end_event_watch(self) -> None:
-        watch, self._event_watch = self._event_watch, None
-        if watch is not None:
-            watch.cancel()
-            await asyncio.wait({watch})
-
-
-def _key_of(key1: int | None, key2: int | None, name: str | None) -> LockKey:
-    if name is not None:
-        if key1 is not None or key2 is not None:
-            raise ValueError("give either name or key1 and key2, not both")
-        return LockKey.from_name(name)
-    if key1 is None or key2 is None:
-        raise ValueError("a lock needs either name, or both key1 and key2")
-    return LockKey(key1, key2)
-
-
-def _default_identity() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+    def _end_event_watch(self) -> None:
+        if self._event_watch is not None:
+            self._event_watch.cancel()

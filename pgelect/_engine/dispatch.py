@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pgelect")
 QUEUE_MAX = 1000
+LAST_WORDS_S = 1.0  # for the callbacks that are left when a stranger cancels the task of this dispatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,12 @@ class _Call:
     hook: Hook
     arguments: tuple[Any, ...]
     life: TermLife | None = None
-    mark: asyncio.Future[None] | None = None
+    mark: asyncio.Future[None] | None = None  # instead of a callback: somebody waits for this place in the queue
+
+    def pass_by(self) -> None:
+        """Tell whoever waits for this place."""
+        if self.mark is not None and not self.mark.done():
+            self.mark.set_result(None)
 
 
 class Dispatcher:
@@ -50,8 +56,10 @@ class Dispatcher:
         self._wake: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
+        self._last_words: asyncio.TimerHandle | None = None
         self._busy = False
         self._closing = False
+        self._killed = False
         self._overflowed = False
 
     def add(self, hook: Hook, callback: Callback) -> None:
@@ -63,9 +71,8 @@ class Dispatcher:
         self._callbacks = other._callbacks
 
     def start(self) -> None:
-        """Begin to run what is posted. A callback of an earlier run that still hangs is cancelled."""
-        self.kill()
-        self._closing = False
+        """Begin to run what is posted; an earlier run has ended."""
+        self._closing = self._killed = False
         self._task = asyncio.get_running_loop().create_task(self._run(), name="pgelect-callbacks")
 
     def post(self, hook: Hook, *arguments: object, life: TermLife | None = None) -> None:
@@ -110,6 +117,9 @@ class Dispatcher:
 
     def kill(self) -> None:
         """Cancel the callback that runs and forget the rest."""
+        self._killed = True
+        for call in self._queue:
+            call.pass_by()
         self._queue.clear()
         for task in (self._running, self._task):
             if task is not None and not task.done():
@@ -126,24 +136,39 @@ class Dispatcher:
     async def _run(self) -> None:
         try:
             while self._queue or not self._closing:
-                if not self._queue:
-                    self._overflowed = False
-                    self._wake = asyncio.get_running_loop().create_future()
-                    await self._wake
-                    continue
-                self._busy = True
-                call = self._queue.popleft()
-                if call.mark is not None:
-                    if not call.mark.done():
-                        call.mark.set_result(None)
-                else:
-                    await self._run_call(call)
-                self._busy = False
+                try:
+                    await self._turn()
+                except asyncio.CancelledError:
+                    if self._killed:
+                        raise
+                    self._bear_cancel()
         finally:
             self._busy = False
+            if self._last_words is not None:
+                self._last_words.cancel()
+                self._last_words = None
             for call in self._queue:
-                if call.mark is not None and not call.mark.done():
-                    call.mark.set_result(None)
+                call.pass_by()
+
+    def _bear_cancel(self) -> None:
+        """Go on for a moment: asyncio.run() cancels every task at its end, and the term's end is yet to be told."""
+        if self._task is not None:
+            self._task.uncancel()
+        if self._last_words is None:
+            self._last_words = asyncio.get_running_loop().call_later(LAST_WORDS_S, self.kill)
+
+    async def _turn(self) -> None:
+        self._busy = False
+        if not self._queue:
+            self._overflowed = False
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+            return
+        self._busy = True
+        call = self._queue.popleft()
+        if call.mark is None:
+            await self._run_call(call)
+        call.pass_by()
 
     async def _run_call(self, call: _Call) -> None:
         life, acquired = call.life, None

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pgelect._engine.model import Grant, LockState
+    from pgelect._engine.model import Backend, Grant, LockState
 
 
 class Io(Enum):
@@ -128,9 +128,10 @@ class WatchEnded(SessionEvent):
 
 @dataclass(frozen=True, slots=True)
 class Resumed(SessionEvent):
-    """On a new session, the same term goes on."""
+    """On a new session, ``backend``, the same term goes on."""
 
     sent_at: float
+    backend: Backend
 
 
 @dataclass(frozen=True, slots=True)

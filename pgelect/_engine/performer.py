@@ -147,6 +147,6 @@ class Performer:
             raise PgElectError("there is no term to resume")
         answer = await session.resume(machine.grant, self._settings.trust_s)
         if answer.resumed:
-            return ev.Resumed(epoch, sent_at)
+            return ev.Resumed(epoch, sent_at, answer.backend or machine.grant.backend)
         error = SessionLostError("disproved", f"the term could not go on after the session was lost: {answer.why}")
         return ev.ResumeRefused(epoch, answer.final, error)

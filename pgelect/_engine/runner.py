@@ -115,7 +115,8 @@ class Runner:
     async def start(self) -> None:
         """Start, and wait until the first attempt was answered, failed, or turned out to be a permanent mistake."""
         loop = asyncio.get_running_loop()
-        await self.stopped(with_callbacks=False)  # sessions of an earlier run may still be closing
+        self.dispatcher.kill()  # of an earlier run: a callback may still hang, a session may still be closing
+        await self.stopped(with_callbacks=True)
         self.stop_reason = None
         self.pid = os.getpid()
         self._finished = False

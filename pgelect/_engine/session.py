@@ -35,11 +35,13 @@ class ResumeAnswer:
         resumed: the lock is ours again and the row still carries our token: nobody led in between.
         final: when not resumed: the term is over for good. Otherwise the lock was merely still taken; ask again.
         why: a short reason when not resumed.
+        backend: the session that holds the lock now, when resumed.
     """
 
     resumed: bool
     final: bool = False
     why: str = ""
+    backend: Backend | None = None
 
 
 class Session(Protocol):

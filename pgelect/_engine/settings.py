@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import secrets
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from pgelect._engine.model import LockKey
 from pgelect._engine.state import Rules
-
-if TYPE_CHECKING:
-    from pgelect._engine.model import LockKey
 
 MARGIN_RATIO, MARGIN_MIN_S = 0.05, 0.05
 LEASE_MIN_S, LEASE_MAX_S = 0.2, 2_000_000.0  # idle_session_timeout is a 32-bit number of milliseconds
@@ -138,3 +139,23 @@ def check_argument_s(name: str, value: float) -> float:
     """
     _check_duration(name, value)
     return value
+
+
+def key_of(key1: int | None, key2: int | None, name: str | None) -> LockKey:
+    """Make the key from either form.
+
+    Raises:
+        ValueError, TypeError: both forms, neither, half of one, or out of range.
+    """
+    if name is not None:
+        if key1 is not None or key2 is not None:
+            raise ValueError("give either name or key1 and key2, not both")
+        return LockKey.from_name(name)
+    if key1 is None or key2 is None:
+        raise ValueError("a lock needs either name, or both key1 and key2")
+    return LockKey(key1, key2)
+
+
+def default_identity() -> str:
+    """Name this process: host, pid, and a random part, since pids are used again."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"

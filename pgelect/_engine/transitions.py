@@ -264,7 +264,7 @@ def releasing_tick(m: Machine, _: Tick, now: float) -> Step:
 
 
 def releasing_shutdown(m: Machine, event: Shutdown, now: float) -> Step:
-    return replace(m, stopping=True, until=min(m.until, now + event.drain_s)), ()
+    return replace(m, stopping=True, until=m.until if m.drained else min(m.until, now + event.drain_s)), ()
 
 
 def released(m: Machine, event: Unlocked, now: float) -> Step:
@@ -285,7 +285,8 @@ def reopened(m: Machine, _: Opened, __: float) -> Step:
 
 
 def resumed(m: Machine, event: Resumed, now: float) -> Step:
-    m = _trust(m, event.sent_at)
+    assert m.grant is not None  # noqa: S101 -- RECONNECTING has a term
+    m = replace(_trust(m, event.sent_at), grant=replace(m.grant, backend=event.backend))  # now the possible ghost
     if now >= m.trusted_until:
         return grace_retry(m, Failed(m.epoch, _too_late(), 0.0), now)
     return _idle(replace(m, state=LEADER, until=inf, wake_at=inf), now)

@@ -78,7 +78,7 @@ async def resume(session: Opened, grant: Grant, deadline: Deadline) -> ResumeAns
         return ResumeAnswer(resumed=False, final=True, why=over)
     adopt = sql.adopt(session.options.key, grant.token, session.facts.backend)
     await session.ask(adopt, deadline, "naming the new session in the token row")
-    return ResumeAnswer(resumed=True)
+    return ResumeAnswer(resumed=True, backend=session.facts.backend)
 
 
 async def _why_over(session: Opened, grant: Grant, deadline: Deadline) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from pgelect._postgres.install import grants_sql, schema_sql
 from pgelect.errors import NotPrimaryError, PgElectError, SchemaError, SessionLostError
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 # The server ends the session after these, even when the end of the stream has not arrived yet.
 _ENDED = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04"})
 _READ_ONLY = "25006"
-_SCHEMA = frozenset({"42501", "3F000", "42P01", "42883", "42703", "42704"})
-SCHEMA_SQL_HINT = "-- as an administrator: the output of pgelect.fencing.schema_sql(), and the grants at its end"
+_NO_RIGHT = "42501"
+_MISSING = frozenset({"3F000", "42P01", "42883", "42703", "42704"})
 
 _URI_SECRET = re.compile(r"(://)[^\s/?@]*:[^\s]*@")
 _WORD_SECRET = re.compile(r"(?i)(\b(?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)")
@@ -70,6 +71,8 @@ def mapped(error: psycopg.Error, conn: psycopg.AsyncConnection[Any], doing: str)
     state = error.sqlstate
     if state == _READ_ONLY:
         return NotPrimaryError(server_name(conn))
-    if state in _SCHEMA:
-        return SchemaError(f"the schema pgelect cannot be used while {doing}: {text}", SCHEMA_SQL_HINT)
+    if state == _NO_RIGHT or state in _MISSING:
+        grants = grants_sql(conn.info.user)
+        whole = grants if state == _NO_RIGHT else f"{schema_sql()}\n{grants}"
+        return SchemaError(f"the schema pgelect cannot be used while {doing}: {text}", whole)
     return PgElectError(f"the server refused a statement while {doing}: {text} (SQLSTATE {state or 'none'})")

@@ -152,7 +152,7 @@ class Link:
             asking.cancel()
 
     async def _ask_to_cancel(self, within_s: float) -> None:
-        with suppress(psycopg.Error):
+        with suppress(psycopg.Error, OSError):
             await self.conn.cancel_safe(timeout=max(0.01, within_s))
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -1,29 +1,32 @@
 """Beginning a term: the token is written, greater than any before, and confirmed.
 
 The row may be locked by transactions that an earlier token fenced. They are waited for in bounded time, then ended
-where the role may; a term never begins without its token.
+where the role may; a term never begins without its token. Who they are is asked from a second session while the first
+one waits: only then does the server say so exactly. (The row's xmax does not: after a savepoint it is a number that
+pg_locks no longer shows, and it may be a multixact.)
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
 from pgelect._engine.model import Grant
 from pgelect._postgres import sql
-from pgelect._postgres.opened import results
-from pgelect.errors import FenceBusyError, PgElectError, SessionLostError
+from pgelect._postgres.connect import Connector
+from pgelect._postgres.link import Deadline
+from pgelect._postgres.opened import Opened, results
+from pgelect.errors import FenceBusyError, PgElectError
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
-    from pgelect._postgres.link import Deadline
-    from pgelect._postgres.opened import Opened, Rows
+    from pgelect._postgres.opened import Rows
 
-_ROUNDS = 2  # waits for the row; between them the blockers are ended
-_TERMINATE_WAIT_MS = 300
-_LOCK_NOT_AVAILABLE = "55P03"
+_STILL_LOCKED = frozenset({"55P03", "57014"})
+_LOOK_EVERY_S = 0.02
 
 
 async def mint(session: Opened, deadline: Deadline) -> Grant:
@@ -35,16 +38,14 @@ async def mint(session: Opened, deadline: Deadline) -> Grant:
     """
     if not session.options.fencing:
         return await _begin_unfenced(session, deadline)
-    # Leave time for the answers: the caller needs the session to release the lock when this fails.
-    wait_ms = max(1, round(min(session.facts.slice_s, deadline.left_s() / (2 * _ROUNDS)) * 1000))
-    blockers: set[int] = set()
-    for attempt in range(_ROUNDS):
-        row = await _write(session, wait_ms, deadline)
-        if row is not None:
-            return _grant(session, row)
-        last = attempt == _ROUNDS - 1
-        blockers = await _blockers(session, deadline, end=not last)
-    raise FenceBusyError(session.options.key, tuple(sorted(blockers)))
+    # Two waits, and time left for the answers: the caller needs the session to release the lock when this fails.
+    wait_ms = max(1, round(min(session.facts.slice_s, deadline.left_s() / 4) * 1000))
+    row = await _write(session, wait_ms, deadline)  # fenced transactions may end by themselves
+    if row is None:
+        row, blockers = await _write_against_blockers(session, wait_ms, deadline)
+        if row is None:
+            raise FenceBusyError(session.options.key, blockers)
+    return _grant(session, row)
 
 
 async def _begin_unfenced(session: Opened, deadline: Deadline) -> Grant:
@@ -69,7 +70,7 @@ async def _write(session: Opened, wait_ms: int, deadline: Deadline) -> tuple[Any
         try:
             return await results(conn, query)
         except psycopg.Error as error:
-            if error.sqlstate == _LOCK_NOT_AVAILABLE:
+            if error.sqlstate in _STILL_LOCKED:
                 return None
             raise
 
@@ -93,24 +94,45 @@ def _grant(session: Opened, row: tuple[Any, ...]) -> Grant:
     )
 
 
-async def _blockers(session: Opened, deadline: Deadline, *, end: bool) -> set[int]:
-    """Who holds the row; ``end``: end them where this role may."""
-    pids: set[int] = set()
-    for multixact in (False, True):
-        query = sql.fence_blockers(session.options.key, multixact=multixact)
-        try:
-            rows = (await session.ask(query, deadline, "looking for fenced transactions"))[-1]
-        except SessionLostError:
-            raise
-        except PgElectError:  # the row's xmax is no multixact
-            continue
-        pids.update(pid for (pid,) in rows if pid is not None)
-    for pid in pids if end else ():
-        try:
-            query = sql.terminate(pid, _TERMINATE_WAIT_MS)
-            await session.ask(query, deadline, "ending a fenced transaction of an earlier term")
-        except SessionLostError:
-            raise
-        except PgElectError:  # no right to; it may end by itself
-            continue
-    return pids
+async def _write_against_blockers(
+    session: Opened, wait_ms: int, deadline: Deadline
+) -> tuple[tuple[Any, ...] | None, tuple[int, ...]]:
+    """Try again, and end whoever is in the way meanwhile: the result of the attempt, and who was seen."""
+    writing = asyncio.get_running_loop().create_task(_write(session, wait_ms, deadline))
+    writing.add_done_callback(lambda task: None if task.cancelled() else task.exception())  # seen, even when cancelled
+    try:
+        blockers = await _end_blockers(session, writing, Deadline.after(wait_ms / 1000))
+        return await writing, blockers
+    finally:
+        if not writing.done():  # we are being cancelled: it drops the link and is over at once
+            writing.cancel()
+            await asyncio.wait({writing})
+
+
+async def _end_blockers(session: Opened, writing: asyncio.Task[Any], deadline: Deadline) -> tuple[int, ...]:
+    """While ``writing`` waits: end the fenced transactions that it waits for, where this role may."""
+    seen: set[int] = set()
+    try:
+        link = await Connector(session.options).connect(deadline)
+    except PgElectError:  # then they are merely not known
+        return ()
+    beside = Opened(link, session.options, session.facts)
+    try:
+        while not writing.done():
+            rows = (await beside.ask(sql.fence_blockers(session.facts.backend), deadline, "looking for blockers"))[-1]
+            for pid in {pid for (pid,) in rows} - seen:
+                seen.add(pid)
+                await _end(beside, pid, deadline)
+            await asyncio.wait({writing}, timeout=_LOOK_EVERY_S)
+    except PgElectError:  # the second session was lost or came too late; what was seen is still true
+        pass
+    finally:
+        link.drop()
+    return tuple(sorted(seen))
+
+
+async def _end(beside: Opened, pid: int, deadline: Deadline) -> None:
+    try:
+        await beside.ask(sql.terminate(pid), deadline, "ending a fenced transaction of an earlier term")
+    except PgElectError:  # no right to; it may end by itself
+        return

@@ -37,6 +37,8 @@ TIMELINE = SQL(
     "::bit(32)::pg_catalog.int8"
 )
 THEN = SQL("; ")
+# For a session without settings of its own: within this query only.
+_HERE = SQL("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);")
 _OUTCOME = SQL("'pgelect.granted'")
 
 
@@ -139,11 +141,12 @@ def wait_lock(key: LockKey, lease_ms: int, *, fencing: bool) -> Composed:
 def mint(options: SessionOptions, backend: Backend, wait_ms: int) -> Composed:
     """Write the next token. Last result: timeline, prior found, prior released, prior name, then RECORD or NULLs.
 
-    NULLs instead of the record: the row carries another name. Waits ``wait_ms`` for fenced transactions.
+    NULLs instead of the record: the row carries another name. Waits ``wait_ms`` for fenced transactions, and half as
+    long again when new ones keep coming: ``lock_timeout`` starts anew with each.
     """
     return SQL(
-        "SELECT pg_catalog.set_config('lock_timeout', {wait}, true); "
-        "WITH tl AS MATERIALIZED (SELECT {timeline} AS n), "
+        "SELECT pg_catalog.set_config('lock_timeout', {wait}, true), "
+        "pg_catalog.set_config('statement_timeout', {whole}, true); WITH tl AS MATERIALIZED (SELECT {timeline} AS n), "
         "prior AS MATERIALIZED (SELECT true AS found, t.released_at IS NOT NULL AS released, t.name "
         "FROM pgelect.token AS t WHERE {row}), "
         "t AS (INSERT INTO pgelect.token AS old (key1, key2, name, token, holder, metadata, acquired_at, released_at, "
@@ -160,6 +163,7 @@ def mint(options: SessionOptions, backend: Backend, wait_ms: int) -> Composed:
         "FROM tl LEFT JOIN prior ON true LEFT JOIN t ON true"
     ).format(
         wait=Literal(f"{wait_ms}ms"),
+        whole=Literal(f"{wait_ms + wait_ms // 2}ms"),
         timeline=TIMELINE,
         row=_row_is(options.key),
         keys=pair(options.key),
@@ -180,30 +184,24 @@ def begin_unfenced() -> Composed:
     )
 
 
-def fence_blockers(key: LockKey, *, multixact: bool) -> Composed:
-    """Who holds the token row in shared mode: (pid,) each.
+def fence_blockers(waiting: Backend) -> Composed:
+    """Who keeps that session from the token row, asked from another one: (pid,) each.
 
-    The row's xmax is the holder's transaction, or a multixact when there are several. A number cannot tell which, so a
-    suspect must also hold the lock on the *table* that only its readers for share (and its writers) hold.
+    Only sessions that have locked rows of the table for share are fenced transactions; others are left alone. The start
+    is compared in case that the two sessions are not on the same server.
     """
-    suspects: Composable = SQL("SELECT t.xmax AS xid FROM pgelect.token AS t WHERE {}").format(_row_is(key))
-    if multixact:
-        suspects = SQL(
-            "SELECT m.xid FROM ({}) AS s CROSS JOIN LATERAL pg_catalog.pg_get_multixact_members(s.xid) AS m"
-        ).format(suspects)
     return SQL(
-        "SELECT DISTINCT l.pid FROM ({}) AS s JOIN pg_catalog.pg_locks AS l ON l.locktype = 'transactionid' "
-        "AND l.transactionid = s.xid AND l.granted JOIN pg_catalog.pg_locks AS r ON r.pid = l.pid "
-        "AND r.locktype = 'relation' AND r.relation = 'pgelect.token'::pg_catalog.regclass AND r.granted "
-        "AND r.mode IN ('RowShareLock', 'RowExclusiveLock') WHERE l.pid <> pg_catalog.pg_backend_pid()"
-    ).format(suspects)
+        "{} SELECT DISTINCT b.pid FROM pg_catalog.pg_stat_activity AS a "
+        "CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) AS b (pid) "
+        "JOIN pg_catalog.pg_locks AS l ON l.pid = b.pid WHERE a.pid = {}::pg_catalog.int4 "
+        "AND a.backend_start = {}::pg_catalog.timestamptz AND l.locktype = 'relation' AND l.granted "
+        "AND l.relation = 'pgelect.token'::pg_catalog.regclass AND l.mode = 'RowShareLock'"
+    ).format(_HERE, Literal(str(waiting.pid)), Literal(waiting.started_at.isoformat()))
 
 
-def terminate(pid: int, wait_ms: int) -> Composed:
-    """End a session and wait for its end."""
-    return SQL("SELECT pg_catalog.pg_terminate_backend({}::pg_catalog.int4, {})").format(
-        Literal(str(pid)), _int8(wait_ms)
-    )
+def terminate(pid: int) -> Composed:
+    """End a session: (told,)."""
+    return SQL("{} SELECT pg_catalog.pg_terminate_backend({}::pg_catalog.int4)").format(_HERE, Literal(str(pid)))
 
 
 def holder(key: LockKey) -> Composed:
