@@ -20,11 +20,11 @@ async def shut_down(runner: Runner, timeout_s: float) -> None:
     Raises:
         ShutdownError: not within ``timeout_s``, or the duty has not stopped; the link was dropped.
     """
-    inside = runner.dispatcher.inside()
+    inside, running = runner.dispatcher.inside(), runner.running
     reserve_s = min(UNLOCK_RESERVE_S, timeout_s / 4)
     runner.post_shutdown(min(runner.settings.drain_timeout_s, timeout_s - reserve_s))
     ending = asyncio.get_running_loop().create_task(
-        _end(runner, timeout_s, with_callbacks=not inside), name="pgelect-shutdown"
+        _end(runner, timeout_s, with_callbacks=not inside, by_us=running), name="pgelect-shutdown"
     )
     cancels = 0
     while not ending.done():
@@ -40,10 +40,10 @@ async def shut_down(runner: Runner, timeout_s: float) -> None:
     ending.result()
 
 
-async def _end(runner: Runner, timeout_s: float, *, with_callbacks: bool) -> None:
+async def _end(runner: Runner, timeout_s: float, *, with_callbacks: bool, by_us: bool) -> None:
     stopped = asyncio.get_running_loop().create_task(runner.stopped(with_callbacks=with_callbacks))
     await asyncio.wait({stopped}, timeout=timeout_s)
-    if not stopped.done() or runner.duty_left:
+    if not stopped.done() or (by_us and runner.duty_left):
         why = runner.waiting_for
         runner.kill()
         await asyncio.wait({stopped})

@@ -53,12 +53,10 @@ class Journal:
         log.warning("%s: %s%s", self._key, error, more)
         self._last, self._logged_at, self._left_out = kind, now, 0
 
-    def drain_timed_out(self, timeout_s: float) -> None:
+    def drain_timed_out(self) -> None:
         """Log that a duty outlived its drain."""
         log.warning(
-            "%s: the duty did not stop within drain_timeout_s (%g s); the lock is freed while it still runs",
-            self._key,
-            timeout_s,
+            "%s: the duty did not stop in the time for its drain; the lock is freed while it still runs", self._key
         )
 
     def halted(self, reason: Exception | None) -> None:

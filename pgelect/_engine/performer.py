@@ -61,6 +61,10 @@ class Performer:
         self._failures.reset()
         self._refusals.reset()
 
+    def prepare(self, epoch: int) -> None:
+        """Make the session of that epoch, unconnected, so that it can be closed from now on."""
+        self._sessions[epoch] = self._new_session()
+
     def take(self, epoch: int) -> Session | None:
         """Hand over the session of that epoch, to be closed."""
         return self._sessions.pop(epoch, None)
@@ -103,13 +107,14 @@ class Performer:
     async def _call(self, io: ev.Io, epoch: int, machine: Machine) -> ev.Event:  # noqa: PLR0911 -- one per kind of I/O
         answer_s = max(ANSWER_WITHIN_S, self._settings.proof_timeout_s)
         sent_at = self._clock.now()
-        if io is ev.Io.OPEN:
-            session = self._sessions[epoch] = self._new_session()
-            await session.open(OPEN_WITHIN_S)
-            self._opened_at = self._clock.now()
-            return ev.Opened(epoch)
-        session = self._sessions[epoch]
+        session = self._sessions.get(epoch)
+        if session is None:
+            raise SessionLostError("closed", f"the session was closed before the {io.value} began")
         match io:
+            case ev.Io.OPEN:
+                await session.open(OPEN_WITHIN_S)
+                self._opened_at = self._clock.now()
+                return ev.Opened(epoch)
             case ev.Io.TRY:
                 return self._answered(epoch, await session.try_lock(machine.ghost, answer_s))
             case ev.Io.WAIT:

@@ -262,6 +262,8 @@ class Runner:
     def _carry_out(self, effect: ev.Effect) -> None:  # noqa: C901, PLR0912 -- one flat list of all effects
         match effect:
             case ev.Do(io, epoch):
+                if io is ev.Io.OPEN:
+                    self._performer.prepare(epoch)
                 self._io = self._spawn(self._performer.perform(io, epoch, self._machine))
                 self._io.add_done_callback(partial(self._io_done, io, epoch))
             case ev.Interrupt():
@@ -282,7 +284,7 @@ class Runner:
             case ev.Drain(number):
                 self._drain(number)
             case ev.DrainTimedOut():
-                self._journal.drain_timed_out(self.settings.drain_timeout_s)
+                self._journal.drain_timed_out()
             case ev.TermEnded(_, released, _):
                 self._end_term(released=released)
             case ev.AttemptFailed(error):

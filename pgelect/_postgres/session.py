@@ -47,9 +47,9 @@ class PostgresSession:
         check_owner(self._owner_pid)
         deadline = Deadline.after(within_s)
         try:
+            self._check_wanted()
             self._link = link = await self._connector.connect(deadline)
-            if self._closed:  # meanwhile; the first call on the link says so
-                link.drop()
+            self._check_wanted()
             facts = await admit(link, self._options, self._nonce, deadline)
             self._opened = Opened(link, self._options, facts)
         except BaseException:
@@ -110,6 +110,12 @@ class PostgresSession:
         self._connector.abandon()
         if self._link is not None:
             self._link.drop()
+
+    def _check_wanted(self) -> None:
+        if self._closed:
+            if self._link is not None:
+                self._link.drop()
+            raise SessionLostError("closed", "the session was closed while it was being opened")
 
     def _open_session(self) -> Opened:
         check_owner(self._owner_pid)

@@ -146,7 +146,7 @@ def mint(options: SessionOptions, backend: Backend, wait_ms: int) -> Composed:
     """
     return SQL(
         "SELECT pg_catalog.set_config('lock_timeout', {wait}, true), "
-        "pg_catalog.set_config('statement_timeout', {whole}, true); WITH tl AS MATERIALIZED (SELECT {timeline} AS n), "
+        "pg_catalog.set_config('statement_timeout', pg_catalog.concat('600s', substr({whole},1,0)), true); WITH tl AS MATERIALIZED (SELECT {timeline} AS n), "
         "prior AS MATERIALIZED (SELECT true AS found, t.released_at IS NOT NULL AS released, t.name "
         "FROM pgelect.token AS t WHERE {row}), "
         "t AS (INSERT INTO pgelect.token AS old (key1, key2, name, token, holder, metadata, acquired_at, released_at, "
