@@ -1,5 +1,16 @@
-"""Help for testing programs that elect a leader: a throwaway PostgreSQL server."""
+"""Help for testing programs that elect a leader: a throwaway PostgreSQL server, a fake one, a fake clock."""
 
+from pgelect.testing.clock import FakeClock
+from pgelect.testing.fake import FakeServer, FakeSession, FakeTransaction
 from pgelect.testing.postgres import Postgres, find_installed, installed_postgres, throwaway_postgres
 
-__all__ = ["Postgres", "find_installed", "installed_postgres", "throwaway_postgres"]
+__all__ = [
+    "FakeClock",
+    "FakeServer",
+    "FakeSession",
+    "FakeTransaction",
+    "Postgres",
+    "find_installed",
+    "installed_postgres",
+    "throwaway_postgres",
+]

@@ -100,7 +100,7 @@ class Statements:
         if not self.cluster.locks.try_lock(self.key, backend):
             return ResumeAnswer(resumed=False, final=True, why="another session holds the lock")
         self.cluster.tokens.adopt(self.key, grant.token, backend.id)
-        return ResumeAnswer(resumed=True)
+        return ResumeAnswer(resumed=True, backend=backend.id)
 
     def unlock(self, backend: FakeBackend, token: int) -> bool:
         """Mark the term as released and free the lock; whether it had been held."""

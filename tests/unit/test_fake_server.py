@@ -1,0 +1,280 @@
+"""What the fake server can do beyond the contract: break on request, in ways that a real one is hard to bring to."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from pgelect._engine.model import Grant, LockKey
+from pgelect._engine.session import Session
+from pgelect.errors import NotPrimaryError, SessionLostError
+from pgelect.testing.clock import FakeClock
+from pgelect.testing.fake import FakeServer, FakeSession
+
+KEY = LockKey(1, 2, "jobs")
+WITHIN_S = 5.0
+SOON_S = 0.05  # for calls that are expected to time out
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[FakeServer]:
+    server = FakeServer()
+    yield server
+    server.stop()  # ends what tests left open, and its timers
+
+
+async def opened(server: FakeServer, identity: str = "a", lease_s: float = 15.0) -> FakeSession:
+    session = server.session(key=KEY, identity=identity, lease_s=lease_s)
+    await session.open(WITHIN_S)
+    return session
+
+
+async def leading(server: FakeServer, identity: str = "a", lease_s: float = 15.0) -> tuple[FakeSession, Grant]:
+    session = await opened(server, identity, lease_s)
+    assert (await session.try_lock(None, WITHIN_S)).granted
+    return session, await session.mint(WITHIN_S)
+
+
+async def lost(session: Session, reason: str, within_s: float = WITHIN_S) -> None:
+    with pytest.raises(SessionLostError) as caught:
+        await session.prove(within_s)
+    assert caught.value.reason == reason
+
+
+async def test_a_fake_session_is_a_session(server: FakeServer) -> None:
+    session: Session = server.session(key=KEY)
+    await session.open(WITHIN_S)
+    assert server.sessions() == (1001,)
+
+
+async def test_a_stopped_server_refuses_connections_until_it_starts(server: FakeServer) -> None:
+    leader, grant = await leading(server)
+    server.stop()
+    await lost(leader, "closed")
+    with pytest.raises(SessionLostError, match="connection refused") as caught:
+        await opened(server)
+    assert caught.value.reason == "connect"
+    server.start()
+    again = await opened(server)
+    assert (await again.resume(grant, WITHIN_S)).resumed
+
+
+async def test_a_restart_ends_sessions_waits_and_fenced_transactions_but_keeps_rows(server: FakeServer) -> None:
+    _, grant = await leading(server)
+    fenced = server.begin_fenced(KEY, grant.token)
+    waiter = await opened(server, "b")
+    wait = asyncio.create_task(waiter.wait_lock(WITHIN_S))
+    while not server.waiters(KEY):
+        await asyncio.sleep(0)
+    server.restart()
+    with pytest.raises(SessionLostError):
+        await wait
+    with pytest.raises(SessionLostError):
+        fenced.commit()
+    assert (server.sessions(), server.holders(KEY), server.waiters(KEY)) == ((), (), ())
+    assert server.row(KEY) == grant.record
+
+
+async def test_a_frozen_server_answers_nothing_and_calls_end_in_time(server: FakeServer) -> None:
+    leader, _ = await leading(server)
+    idle = server.session(key=KEY)
+    server.freeze()
+    await lost(leader, "timeout", SOON_S)
+    with pytest.raises(SessionLostError) as caught:
+        await idle.open(SOON_S)
+    assert caught.value.reason == "connect"
+    assert server.holders(KEY) == (leader.pid,)  # the server has not heard that its client left
+    server.thaw()
+    assert server.holders(KEY) == ()
+
+
+async def test_a_call_in_flight_is_answered_after_a_short_freeze(server: FakeServer) -> None:
+    leader, _ = await leading(server)
+    server.freeze()
+    proof = asyncio.create_task(leader.prove(WITHIN_S))
+    await asyncio.sleep(0.01)
+    assert not proof.done()
+    server.thaw()
+    assert await proof
+
+
+async def test_a_freeze_stops_the_lease_too(server: FakeServer) -> None:
+    leader, _ = await leading(server, lease_s=0.05)
+    server.freeze()
+    await asyncio.sleep(0.1)
+    server.thaw()
+    assert await leader.prove(WITHIN_S)
+
+
+async def test_closing_on_a_frozen_server_is_bounded(server: FakeServer) -> None:
+    leader, _ = await leading(server)
+    server.freeze()
+    async with asyncio.timeout(WITHIN_S):
+        await leader.close(SOON_S)
+    server.thaw()
+    assert server.sessions() == ()
+
+
+async def test_a_partitioned_holder_times_out_and_the_server_frees_its_lock_by_the_lease(server: FakeServer) -> None:
+    leader, _ = await leading(server, lease_s=0.2)
+    follower = await opened(server, "b")
+    server.partition(leader.pid or 0)
+    await lost(leader, "timeout", SOON_S)
+    assert not (await follower.try_lock(None, WITHIN_S)).granted
+    while not (await follower.wait_lock(WITHIN_S)).granted:
+        pass
+    assert server.holders(KEY) == (follower.pid,)
+
+
+async def test_a_partitioned_watcher_hears_of_the_end_when_the_link_heals(server: FakeServer) -> None:
+    leader, _ = await leading(server)
+    pid = leader.pid or 0
+    server.partition(pid)
+    watch = asyncio.create_task(leader.watch(3600.0))
+    server.terminate(pid)
+    await asyncio.sleep(0.01)
+    assert not watch.done()
+    server.heal(pid)
+    with pytest.raises(SessionLostError):
+        await watch
+
+
+async def test_a_cut_link_leaves_a_ghost_that_a_new_session_ends(server: FakeServer) -> None:
+    leader, grant = await leading(server)
+    server.cut(grant.backend.pid)
+    await lost(leader, "closed")
+    assert server.holders(KEY) == (grant.backend.pid,)
+    again = await opened(server)
+    assert (await again.resume(grant, WITHIN_S)).resumed
+    assert server.sessions() == (again.pid,)
+
+
+async def test_a_ghost_that_may_not_be_ended_is_asked_for_again_until_its_lease_is_over() -> None:
+    server = FakeServer(may_terminate=False)
+    _, grant = await leading(server, lease_s=0.2)
+    server.cut(grant.backend.pid)
+    again = await opened(server)
+    answer = await again.resume(grant, WITHIN_S)
+    assert (answer.resumed, answer.final) == (False, False)
+    async with asyncio.timeout(WITHIN_S):
+        while not (answer := await again.resume(grant, WITHIN_S)).resumed:
+            assert not answer.final
+            await asyncio.sleep(0.01)
+    assert server.holders(KEY) == (again.pid,)
+    await again.close(WITHIN_S)
+
+
+async def test_a_demoted_server_takes_no_part(server: FakeServer) -> None:
+    leader, _ = await leading(server)
+    server.demote()
+    assert await leader.prove(WITHIN_S) is False
+    with pytest.raises(NotPrimaryError):
+        await opened(server)
+
+
+async def test_after_a_promotion_tokens_leap_and_no_term_goes_on(server: FakeServer) -> None:
+    leader, grant = await leading(server)
+    await leader.close(WITHIN_S)
+    server.demote()
+    server.promote()
+    assert server.timeline == 2
+    again = await opened(server)
+    answer = await again.resume(grant, WITHIN_S)
+    assert (answer.resumed, answer.final) == (False, True)
+    assert (await again.try_lock(None, WITHIN_S)).granted
+    assert (await again.mint(WITHIN_S)).token == (1 << 40) + 2
+
+
+async def test_with_a_fake_clock_leases_follow_that_clock() -> None:
+    clock = FakeClock()
+    server = FakeServer(clock=clock)
+    leader, first = await leading(server, lease_s=10.0)
+    clock.advance(9.9)
+    assert await leader.prove(WITHIN_S)
+    clock.advance(9.9)
+    assert server.holders(KEY) == (leader.pid,)
+    clock.advance(0.1)
+    assert server.holders(KEY) == ()
+    await lost(leader, "closed")
+    successor, second = await leading(server, "b")
+    assert (second.acquired_at - first.acquired_at).total_seconds() == pytest.approx(19.9)
+    await successor.close(WITHIN_S)
+
+
+async def test_latency_delays_calls_and_counts_against_their_deadline() -> None:
+    server = FakeServer(latency_s=0.02)
+    session = await opened(server)
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    assert not await session.prove(WITHIN_S)
+    assert loop.time() - before >= 0.04
+    await lost(session, "timeout", 0.03)
+    assert server.sessions() == ()
+
+
+async def test_two_calls_at_once_are_a_mistake_of_the_caller(server: FakeServer) -> None:
+    session = await opened(server)
+    watch = asyncio.create_task(session.watch(3600.0))
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="one at a time"):
+        await session.prove(WITHIN_S)
+    watch.cancel()
+    await asyncio.wait({watch})
+    assert not await session.prove(WITHIN_S)
+
+
+async def test_a_cancelled_call_drops_the_link_and_frees_the_lock(server: FakeServer) -> None:
+    leader, _ = await leading(server)
+    proof = asyncio.create_task(leader.prove(WITHIN_S))
+    await asyncio.sleep(0)
+    proof.cancel()
+    await asyncio.wait({proof})
+    assert proof.cancelled()
+    assert server.holders(KEY) == ()
+    await lost(leader, "closed")
+
+
+async def test_a_session_is_opened_once_and_mints_only_with_the_lock(server: FakeServer) -> None:
+    session = await opened(server)
+    with pytest.raises(RuntimeError, match="opened once"):
+        await session.open(WITHIN_S)
+    with pytest.raises(RuntimeError, match="with the lock held"):
+        await session.mint(WITHIN_S)
+
+
+async def test_session_locks_stack(server: FakeServer) -> None:
+    session, grant = await leading(server)
+    assert (await session.try_lock(None, WITHIN_S)).granted
+    assert await session.unlock(grant.token, WITHIN_S)
+    assert server.holders(KEY) == (session.pid,)
+    assert await session.unlock(grant.token, WITHIN_S)
+    assert server.holders(KEY) == ()
+
+
+async def test_statements_are_counted_and_an_idle_session_runs_none(server: FakeServer) -> None:
+    session, _ = await leading(server)
+    before = server.statements
+    await session.watch(0.02)
+    assert server.statements == before
+    await session.prove(WITHIN_S)
+    assert server.statements == before + 1
+
+
+async def test_a_fenced_transaction_ends_once(server: FakeServer) -> None:
+    _, grant = await leading(server)
+    fenced = server.begin_fenced(KEY, grant.token)
+    seen = [fenced.is_open]
+    fenced.commit()
+    fenced.rollback()
+    assert [*seen, fenced.is_open] == [True, False]
+    with pytest.raises(RuntimeError, match="over"):
+        fenced.commit()
+
+
+async def test_a_fake_server_knows_no_session_of_that_pid(server: FakeServer) -> None:
+    assert server.terminate(4) is False
+    server.heal(4)
+    for broken in (server.partition, server.cut, server.unlock_all):
+        with pytest.raises(KeyError):
+            broken(4)
