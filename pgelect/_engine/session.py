@@ -95,7 +95,10 @@ class Session(Protocol):
         """
 
     async def unlock(self, token: int, within_s: float) -> bool:
-        """Mark the term as cleanly released, then unlock. False: the server says the lock was not held."""
+        """Mark the term as cleanly released, then unlock. False: the server says the lock was not held.
+
+        The mark is left out when a fenced transaction holds the token row for longer than a moment.
+        """
 
     async def close(self, within_s: float) -> None:
         """End the session in an orderly way, cancelling a wait that is in flight on the server. Never raises."""

@@ -16,7 +16,7 @@ from pgelect._postgres.guards import admit
 from pgelect._postgres.link import Deadline, check_owner
 from pgelect._postgres.opened import Opened
 from pgelect._postgres.options import SessionOptions
-from pgelect.errors import SessionLostError
+from pgelect.errors import PgElectError, SessionLostError
 
 if TYPE_CHECKING:
     from pgelect._engine.model import Backend, Grant
@@ -87,12 +87,19 @@ class PostgresSession:
         """Mark the term as cleanly released, then unlock."""
         session, deadline = self._open_session(), Deadline.after(within_s)
         key = self._options.key
+        doing = f"releasing the lock {key}"
         query = sql.unlock(key)
         if self._options.fencing:
             # Fenced transactions of this very term may still hold the row; the release must not hang on them.
             wait_s = min(session.facts.slice_s, within_s / 2)
-            query = sql.release(key, token, max(1, round(wait_s * 1000)))
-        return bool((await session.ask(query, deadline, f"releasing the lock {key}"))[-1][0][0])
+            marked = sql.release(key, token, max(1, round(wait_s * 1000)))
+            try:
+                return bool((await session.ask(marked, deadline, doing))[-1][0][0])
+            except SessionLostError:
+                raise
+            except PgElectError:  # not marked: the next leader will take the end of this term for an unclean one
+                query = sql.ROLLBACK + query
+        return bool((await session.ask(query, deadline, doing))[-1][0][0])
 
     async def close(self, within_s: float) -> None:
         """End the session; a call in flight is cancelled on the server first. Never raises but a cancel."""

@@ -37,6 +37,7 @@ TIMELINE = SQL(
     "::bit(32)::pg_catalog.int8"
 )
 THEN = SQL("; ")
+ROLLBACK = SQL("ROLLBACK; ")
 # For a session without settings of its own: within this query only.
 _HERE = SQL("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);")
 _OUTCOME = SQL("'pgelect.granted'")
@@ -146,7 +147,7 @@ def mint(options: SessionOptions, backend: Backend, wait_ms: int) -> Composed:
     """
     return SQL(
         "SELECT pg_catalog.set_config('lock_timeout', {wait}, true), "
-        "pg_catalog.set_config('statement_timeout', pg_catalog.concat('600s', substr({whole},1,0)), true); WITH tl AS MATERIALIZED (SELECT {timeline} AS n), "
+        "pg_catalog.set_config('statement_timeout', {whole}, true); WITH tl AS MATERIALIZED (SELECT {timeline} AS n), "
         "prior AS MATERIALIZED (SELECT true AS found, t.released_at IS NOT NULL AS released, t.name "
         "FROM pgelect.token AS t WHERE {row}), "
         "t AS (INSERT INTO pgelect.token AS old (key1, key2, name, token, holder, metadata, acquired_at, released_at, "

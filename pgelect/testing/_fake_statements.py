@@ -102,9 +102,9 @@ class Statements:
         self.cluster.tokens.adopt(self.key, grant.token, backend.id)
         return ResumeAnswer(resumed=True, backend=backend.id)
 
-    def unlock(self, backend: FakeBackend, token: int) -> bool:
-        """Mark the term as released and free the lock; whether it had been held."""
-        if self.fencing and self.holds(backend):
+    def unlock(self, backend: FakeBackend, token: int, *, marked: bool) -> bool:
+        """Mark the term as released (if ``marked``) and free the lock; whether it had been held."""
+        if marked and self.fencing and self.holds(backend):
             self.cluster.tokens.release(self.key, token, self.cluster.wall())
         return self.cluster.locks.unlock(self.key, backend)
 

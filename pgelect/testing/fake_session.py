@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from pgelect._engine.session import LockAnswer
-from pgelect.errors import FenceBusyError, NotPrimaryError, PgElectError, SessionLostError
+from pgelect.errors import FenceBusyError, NotPrimaryError, SessionLostError
 from pgelect.testing._fake_cluster import Link
 from pgelect.testing._fake_statements import SERVER_NAME
 
@@ -116,16 +116,13 @@ class FakeSession:
             self._raise_if_lost()
 
     async def unlock(self, token: int, within_s: float) -> bool:
-        """Mark the term as released and unlock. PgElectError: a fenced transaction holds the row."""
+        """Mark the term as released, unless a fenced transaction holds the row for long, and unlock."""
         with self._writing(within_s) as deadline:
             backend = await self._travel(deadline)
             self._cluster.begin(backend)
             try:
-                if not await self._fence_cleared(
-                    backend, deadline
-                ):  # needs the row as a mint does, but ends nobody for it
-                    raise PgElectError(f"{self._server.key} was not released: a fenced transaction holds its row")
-                was_held = self._server.unlock(backend, token)
+                marked = await self._fence_cleared(backend, deadline)  # as a mint does, but ends nobody for it
+                was_held = self._server.unlock(backend, token, marked=marked)
             finally:
                 self._cluster.finish(backend)
             await self._travel(deadline)
