@@ -192,4 +192,6 @@ def _explained(error: psycopg.Error, conn: AsyncConnection[Any], doing: str) -> 
         return SchemaError(f"the schema pgelect is missing: {text}", schema_sql())
     if error.sqlstate == _NO_RIGHT and ("pgelect" in text or "check_token" in text or "guard" in text):
         return SchemaError(f"this role may not use the fence: {text}", _install.writer_grants_sql(conn.info.user))
+    if error.sqlstate == _NO_RIGHT:
+        return PgElectError(f"this role lacks a right for {doing}: {text}")
     return mapped(error, conn, doing)

@@ -8,11 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pgelect._engine.settings import Settings
 
-SLICE_S = 0.9
-"""A follower's wait in the server's queue: below the default deadlock_timeout of 1 s."""
-LINK_CHECK_S = 0.25
-"""client_connection_check_interval: how soon the server notices that the client of a running statement is gone."""
-
 
 @dataclass(frozen=True, slots=True)
 class Bound:

@@ -16,7 +16,7 @@ import math
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal
@@ -53,14 +53,18 @@ class Settings:
                 _check_duration(item.name, getattr(self, item.name))
         if self.acquire not in {"queue", "poll"}:
             raise ValueError(f"acquire={self.acquire!r} is neither 'queue' nor 'poll'")
-        if not self.identity or "\0" in self.identity:
-            raise ValueError("identity must not be empty and must not contain a NUL character")
+        _check_identity(self.identity)
         object.__setattr__(self, "metadata", MappingProxyType(_checked_metadata(self.metadata)))
         self._check_lease()
         if self.reconnect_grace_s and not self.fencing:
             raise ValueError(
                 "reconnect_grace_s needs fencing=True: without the token table nothing could prove that nobody led "
                 "in between"
+            )
+        if self.takeover_delay_s and not self.fencing:
+            raise ValueError(
+                "takeover_delay_s needs fencing=True: without the token table an unclean end of a term cannot be told "
+                "from a clean one"
             )
 
     def _check_lease(self) -> None:
@@ -115,8 +119,33 @@ def _check_duration(name: str, value: object) -> None:
         return
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
-    if not math.isfinite(value) or value < 0:
+    if not _is_finite(value) or value < 0:
         raise ValueError(f"{name}={value} must be a finite number of seconds, 0 or more")
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond all floats
+        return False
+
+
+def _check_identity(identity: object) -> None:
+    if not isinstance(identity, str):
+        raise TypeError(f"identity must be a str, not {type(identity).__name__}")
+    if not identity:
+        raise ValueError("identity must not be empty")
+    _check_text("identity", identity)
+
+
+def _check_text(name: str, text: str) -> None:
+    """Refuse what PostgreSQL cannot store as text."""
+    if "\0" in text:
+        raise ValueError(f"{name} must not contain a NUL character: PostgreSQL cannot store it")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} must be text that UTF-8 can encode (it has a lone surrogate)") from None
 
 
 def _checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,9 +155,22 @@ def _checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
         copy = json.loads(json.dumps(dict(metadata), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"metadata must be a mapping that JSON can carry: {error}") from None
-    if "\\u0000" in json.dumps(copy):
-        raise ValueError("metadata must not contain a NUL character: PostgreSQL cannot store it")
+    for text in _texts_of(copy):
+        _check_text("metadata", text)
     return dict(copy)
+
+
+def _texts_of(value: object) -> Iterator[str]:
+    """Every string in a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts_of(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _texts_of(item)
 
 
 def check_argument_s(name: str, value: float) -> float:

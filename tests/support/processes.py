@@ -32,7 +32,7 @@ class Worker:
         self._news = threading.Condition()
         self._process = subprocess.Popen(
             [sys.executable, "-u", *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -67,6 +67,12 @@ class Worker:
         """Return the first JSON event from number `after` on that matches, waiting for it."""
         return self._wait_for(self.events, matches, after, timeout_s, "event")
 
+    def tell(self, line: str) -> None:
+        """Write one line to its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
     def signal(self, number: int) -> None:
         """Send a signal."""
         self._process.send_signal(number)
@@ -100,6 +106,9 @@ class Worker:
         if self._process.poll() is None:
             self.cont()
             self.kill()
+        if self._process.stdin is not None:
+            with suppress(OSError):  # what it never read
+                self._process.stdin.close()
         for reader, stream in zip(self._readers, (self._process.stdout, self._process.stderr), strict=True):
             reader.join(1.0)  # a grandchild may hold the pipe open: then it is left to the thread
             if stream is not None and not reader.is_alive():
