@@ -115,6 +115,18 @@ class Dispatcher:
             self.kill()
             raise
 
+    def hurry(self) -> None:
+        """Cancel the callback that runs, tell of the term's end if that is still untold, and end within a moment."""
+        kept = [call for call in self._queue if call.hook in {Hook.LOST, Hook.RELEASED}]
+        for call in self._queue:
+            call.pass_by()
+        self._queue = deque(kept)
+        if self._running is not None:
+            self._running.cancel()
+        self.finish()
+        if self._task is not None and not self._task.done() and self._last_words is None:
+            self._last_words = self._task.get_loop().call_later(LAST_WORDS_S, self.kill)
+
     def kill(self) -> None:
         """Cancel the callback that runs and forget the rest."""
         self._killed = True

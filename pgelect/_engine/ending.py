@@ -22,7 +22,7 @@ async def shut_down(runner: Runner, timeout_s: float) -> None:
     """
     inside, running = runner.dispatcher.inside(), runner.running
     reserve_s = min(UNLOCK_RESERVE_S, timeout_s / 4)
-    runner.post_shutdown(min(runner.settings.drain_timeout_s, timeout_s - reserve_s))
+    runner.post_shutdown(min(runner.settings.drain_timeout_s, timeout_s - reserve_s), reserve_s)
     ending = asyncio.get_running_loop().create_task(
         _end(runner, timeout_s, with_callbacks=not inside, by_us=running), name="pgelect-shutdown"
     )

@@ -82,6 +82,7 @@ class Runner:
         self._io: asyncio.Task[ev.Event] | None = None
         self._background: set[asyncio.Task[Any]] = set()
         self._changed: list[asyncio.Future[None]] = []
+        self._close_within_s = CLOSE_WITHIN_S
         self._step_down_inside = False
         self._spurning = False  # the present term ends because on_acquired raised
 
@@ -119,6 +120,7 @@ class Runner:
         await self.stopped(with_callbacks=True)
         self.stop_reason = None
         self.pid = os.getpid()
+        self._close_within_s = CLOSE_WITHIN_S
         self._finished = False
         self._inbox.clear()
         self._first = loop.create_future()
@@ -141,8 +143,9 @@ class Runner:
             await self.change()
         return True
 
-    def post_shutdown(self, drain_s: float) -> None:
-        """Ask the lock to stop; ``stopped`` waits for it."""
+    def post_shutdown(self, drain_s: float, close_s: float = CLOSE_WITHIN_S) -> None:
+        """Ask the lock to stop, with these bounds on the drain and on closing the session; ``stopped`` waits for it."""
+        self._close_within_s = close_s
         self._step_down_inside = self.dispatcher.inside()
         self.post(ev.Shutdown(drain_s))
 
@@ -158,7 +161,8 @@ class Runner:
         """What a shutdown that takes too long is waiting for."""
         if self._life is not None and self._life.busy:
             return "a duty or an on_acquired callback that has not stopped"
-        return "the server" if self.running else "a callback that has not returned"
+        closing = self._task is not None and not self._task.done()
+        return "the server" if closing else "a callback that has not returned"
 
     @property
     def duty_left(self) -> bool:
@@ -171,9 +175,9 @@ class Runner:
         return self._life
 
     def kill(self) -> None:
-        """Drop the link and stop at once, awaiting nothing."""
+        """Drop the link and stop at once, awaiting nothing. The callbacks have a last moment to hear of it."""
         self._apply(ev.Abort(None))
-        self.dispatcher.kill()
+        self.dispatcher.hurry()
         for task in (self._task, self._draining, *self._background):
             if task is not None:
                 task.cancel()
@@ -272,7 +276,7 @@ class Runner:
             case ev.Close(epoch, orderly):
                 if session := self._performer.take(epoch):
                     if orderly and not self._task_is_ending():
-                        self._spawn(session.close(CLOSE_WITHIN_S))
+                        self._spawn(session.close(self._close_within_s))
                     else:
                         session.abandon()
             case ev.Changed(before, after, reason):

@@ -201,8 +201,7 @@ def acquiring_tick(m: Machine, _: Tick, now: float) -> Step:
 
 def leave(m: Machine, _: Shutdown, __: float) -> Step:
     """Stop from a state without leadership. A wait in the server's queue is cancelled in an orderly way."""
-    waiting = m.state is FOLLOWER
-    m, closing = _drop(m, orderly=waiting)
+    m, closing = _drop(m, orderly=m.io is Io.WAIT)
     return _stop(m), closing
 
 

@@ -44,13 +44,16 @@ class Connector:
         except asyncio.CancelledError:
             self.abandon()
             await asyncio.wait({task}, timeout=_CLOSING_S)
+            del task  # it keeps the half-made connection, and the error that is raised here keeps this frame
             raise
         if not task.done():
             self.abandon()
             await asyncio.wait({task}, timeout=_CLOSING_S)
+            del task
             raise SessionLostError("connect", f"no connection within {deadline.within_s:.3g} s")
         self._task = None
         if task.cancelled():
+            del task
             raise SessionLostError("closed", "the session was closed while it was connecting")
         return Link(task.result())
 
@@ -78,19 +81,20 @@ async def _connection(options: SessionOptions, deadline: Deadline) -> AsyncConne
         raise _unreadable(options, "it cannot be parsed") from None
     if _has_loose_secret(dsn):
         raise _unreadable(options, "its password has a character such as @ or / that is not percent-encoded")
+    # Raised outside the handlers: an error that somebody keeps must not keep the half-made connection of its context.
     try:
         return await AsyncConnection.connect(
             dsn, autocommit=True, prepare_threshold=None, **additions(given, options.lease_s, deadline)
         )
     except psycopg.InterfaceError as error:
         # psycopg on Windows' default loop: time does not mend it
-        raise ConfigurationError(
+        problem: PgElectError = ConfigurationError(
             f"psycopg cannot run on this event loop: {one_line(error)}. On Windows, use "
             "asyncio.run(main(), loop_factory=asyncio.SelectorEventLoop)."
-        ) from None
+        )
     except (psycopg.Error, OSError) as error:
-        text = one_line(error, secrets_of(dsn))
-        raise SessionLostError("connect", f"cannot connect: {text}") from None
+        problem = SessionLostError("connect", f"cannot connect: {one_line(error, secrets_of(dsn))}")
+    raise problem
 
 
 async def _dsn(options: SessionOptions) -> str:
