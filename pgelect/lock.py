@@ -8,7 +8,7 @@ import logging
 import os
 from contextlib import asynccontextmanager
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from pgelect._callbacks import Callbacks
 from pgelect._engine import duty as duties
@@ -26,7 +26,7 @@ from pgelect.fencing import check_token, fenced
 from pgelect.retry import ExponentialBackoff, RetryLike, as_strategy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
     from types import TracebackType
 
     from psycopg import AsyncConnection
@@ -342,7 +342,13 @@ class LeaderLock(Callbacks):
         self._check_loop()
         return duties.terms(self._runner)
 
-    def leader_only(self, function: Callable[P, T]) -> Callable[P, T | None]:
+    @overload
+    def leader_only(
+        self, function: Callable[P, Coroutine[Any, Any, T]]
+    ) -> Callable[P, Coroutine[Any, Any, T | None]]: ...
+    @overload
+    def leader_only(self, function: Callable[P, T]) -> Callable[P, T | None]: ...
+    def leader_only(self, function: Callable[P, Any]) -> Callable[P, Any]:
         """Decorate a function, sync or async: while this process does not lead, the call returns None instead.
 
         It is checked when the call begins; use ``lead`` for work that must stop when leadership ends.
@@ -353,10 +359,10 @@ class LeaderLock(Callbacks):
             async def guarded_async(*args: P.args, **kwargs: P.kwargs) -> Any:
                 return await function(*args, **kwargs) if self.is_leader else None
 
-            return guarded_async  # type: ignore[return-value]  # T is then the coroutine, which mypy cannot see
+            return guarded_async
 
         @wraps(function)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> Any:
             return function(*args, **kwargs) if self.is_leader else None
 
         return guarded

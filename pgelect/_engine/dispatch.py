@@ -17,6 +17,7 @@ import asyncio
 import inspect
 import logging
 from collections import deque
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("pgelect")
 QUEUE_MAX = 1000
 LAST_WORDS_S = 1.0  # for the callbacks that are left when a stranger cancels the task of this dispatcher
+
+_caller: ContextVar[object | None] = ContextVar("pgelect_callback", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class Dispatcher:
         self._task: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._last_words: asyncio.TimerHandle | None = None
+        self._present: object | None = None  # stands for the callback that runs now
         self._busy = False
         self._closing = False
         self._killed = False
@@ -87,8 +91,8 @@ class Dispatcher:
         self._push(_Call(hook, arguments, life))
 
     def inside(self) -> bool:
-        """Tell whether the running task is a callback (or this dispatcher): it must not wait for itself."""
-        return asyncio.current_task() in {self._task, self._running}
+        """Tell whether the caller is a callback that runs now, or a task that it made: it must not wait for itself."""
+        return self._present is not None and _caller.get() is self._present
 
     async def flush(self) -> None:
         """Wait until all that was posted before has run."""
@@ -198,18 +202,28 @@ class Dispatcher:
         self, hook: Hook, callback: Callback, arguments: tuple[Any, ...], acquired: TermLife | None
     ) -> bool:
         """Run one callback; False when those after it are not to run."""
+        self._present = object()
+        caller = _caller.set(self._present)
         try:
             await self._run_one(callback, arguments, acquired)
         except (SystemExit, KeyboardInterrupt) as error:  # these end the program: see that the lock goes first
             if acquired is not None:
                 self._failed(acquired, error)
             raise
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if self._task is not None and self._task.cancelling():
                 raise
+            if acquired is not None and acquired.over.is_set():
+                return True
             log.warning("%s was cancelled from within", hook.label)
+            if acquired is not None:  # nobody works, and nobody asked it to stop
+                self._failed(acquired, error)
+                return False
         except BaseException as error:  # noqa: BLE001 -- whatever user code raises, the pairing must hold
             return not self._heard(hook, error, acquired)
+        finally:
+            self._present = None
+            _caller.reset(caller)
         return True
 
     def _heard(self, hook: Hook, error: BaseException, acquired: TermLife | None) -> bool:
@@ -236,10 +250,7 @@ class Dispatcher:
             raise
         finally:
             self._running = None
-        if not task.cancelled():
-            task.result()
-        elif acquired is None:
-            raise asyncio.CancelledError
+        task.result()
 
 
 async def _awaited(result: Awaitable[object]) -> None:

@@ -14,6 +14,9 @@ UNLOCK_RESERVE_S = 1.0
 """Of the timeout, this much (at most a quarter) is kept for unlocking after the drain."""
 
 
+_endings: set[asyncio.Task[None]] = set()  # the event loop itself keeps only weak references
+
+
 async def shut_down(runner: Runner, timeout_s: float) -> None:
     """Stop the runner. A cancel is raised after the clean-up; a second one has the link dropped at once.
 
@@ -26,18 +29,27 @@ async def shut_down(runner: Runner, timeout_s: float) -> None:
     ending = asyncio.get_running_loop().create_task(
         _end(runner, timeout_s, with_callbacks=not inside, by_us=running), name="pgelect-shutdown"
     )
+    _endings.add(ending)
+    ending.add_done_callback(_ended)
     cancels = 0
     while not ending.done():
         try:
             await asyncio.wait({ending})
         except asyncio.CancelledError:
+            if inside:  # the shutdown itself cancels the callback that asked for it, and waits for its end
+                raise
             cancels += 1
             if cancels > 1:
                 runner.kill()
     if cancels:
-        ending.exception()  # the cancel is what the caller hears of
         raise asyncio.CancelledError
     ending.result()
+
+
+def _ended(ending: asyncio.Task[None]) -> None:
+    _endings.discard(ending)
+    if not ending.cancelled():
+        ending.exception()  # seen: whoever was cancelled hears of the cancel instead
 
 
 async def _end(runner: Runner, timeout_s: float, *, with_callbacks: bool, by_us: bool) -> None:

@@ -116,13 +116,13 @@ class Runner:
     async def start(self) -> None:
         """Start, and wait until the first attempt was answered, failed, or turned out to be a permanent mistake."""
         loop = asyncio.get_running_loop()
-        self.dispatcher.kill()  # of an earlier run: a callback may still hang, a session may still be closing
-        await self.stopped(with_callbacks=True)
+        self._finished = False
+        self._inbox.clear()
         self.stop_reason = None
         self.pid = os.getpid()
         self._close_within_s = CLOSE_WITHIN_S
-        self._finished = False
-        self._inbox.clear()
+        self.dispatcher.kill()  # of an earlier run: a callback may still hang, a session may still be closing
+        await self.stopped(with_callbacks=True)
         self._first = loop.create_future()
         self.dispatcher.start()
         self._task = loop.create_task(self._run(), name=f"pgelect-runner {self.settings.key}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -41,21 +42,15 @@ class Connector:
         self._task = task
         try:
             await asyncio.wait({task}, timeout=deadline.left_s())
-        except asyncio.CancelledError:
-            self.abandon()
-            await asyncio.wait({task}, timeout=_CLOSING_S)
-            del task  # it keeps the half-made connection, and the error that is raised here keeps this frame
-            raise
-        if not task.done():
-            self.abandon()
-            await asyncio.wait({task}, timeout=_CLOSING_S)
-            del task
-            raise SessionLostError("connect", f"no connection within {deadline.within_s:.3g} s")
+        finally:
+            late = not task.done()
+            if late:
+                self.abandon()
+                await asyncio.wait({task}, timeout=_CLOSING_S)
         self._task = None
-        if task.cancelled():
-            del task
-            raise SessionLostError("closed", "the session was closed while it was connecting")
-        return Link(task.result())
+        if late:
+            raise SessionLostError("connect", f"no connection within {deadline.within_s:.3g} s")
+        return _link_of(task)
 
     def abandon(self) -> None:
         """Give up without waiting. Harmless afterwards."""
@@ -65,10 +60,30 @@ class Connector:
             task.cancel()
 
 
+def _link_of(task: asyncio.Task[AsyncConnection[Any]]) -> Link:
+    try:
+        conn = task.result()
+    except asyncio.CancelledError as error:
+        _empty_frames(error)
+    else:
+        if not conn.closed:
+            return Link(conn)
+    raise SessionLostError("closed", "the session was closed while it was connecting")
+
+
 def _close_late(task: asyncio.Task[AsyncConnection[Any]]) -> None:
     """Close a connection that came although nobody wants it any more."""
-    if not task.cancelled() and task.exception() is None:
+    try:
         task.result().pgconn.finish()
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 -- it did not come: all the better
+        _empty_frames(error)
+
+
+def _empty_frames(error: BaseException | None) -> None:
+    """Let go of the half-made connection, and its socket, that the frames of a traceback keep as long as the error."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 async def _connection(options: SessionOptions, deadline: Deadline) -> AsyncConnection[Any]:
@@ -92,8 +107,10 @@ async def _connection(options: SessionOptions, deadline: Deadline) -> AsyncConne
             f"psycopg cannot run on this event loop: {one_line(error)}. On Windows, use "
             "asyncio.run(main(), loop_factory=asyncio.SelectorEventLoop)."
         )
+        _empty_frames(error)
     except (psycopg.Error, OSError) as error:
         problem = SessionLostError("connect", f"cannot connect: {one_line(error, secrets_of(dsn))}")
+        _empty_frames(error)
     raise problem
 
 
