@@ -107,10 +107,12 @@ _SLICE_MS = SQL(
     "WHERE s.name = 'deadlock_timeout')"
 ).format(least=Literal(_SLICE_MIN_MS), most=Literal(_SLICE_MAX_MS))
 
+# A session that has taken another role may not see its own start: then any time will do, as nobody could end it either.
 # The catalogs, not to_regclass(): that fails on a schema which the role may not use.
 FACTS = SQL(
     "pg_catalog.pg_backend_pid(), "
-    "(SELECT (extract(epoch FROM a.backend_start) * 1000000)::pg_catalog.int8 FROM pg_catalog.pg_stat_activity AS a "
+    "(SELECT (extract(epoch FROM coalesce(a.backend_start, pg_catalog.clock_timestamp())) * 1000000)::pg_catalog.int8 "
+    "FROM pg_catalog.pg_stat_activity AS a "
     "WHERE a.pid = pg_catalog.pg_backend_pid()), "
     "pg_catalog.pg_is_in_recovery(), {slice_ms}, current_user::pg_catalog.text, "
     "(SELECT pg_catalog.has_schema_privilege(n.oid, 'USAGE') FROM pg_catalog.pg_namespace AS n "

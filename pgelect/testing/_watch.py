@@ -7,9 +7,10 @@ parent-death signal of Linux would be shorter, but follows the thread that start
 import subprocess
 from pathlib import Path
 
+# Nothing is ever written to the pipe; `read` is built in, so no child is orphaned when the shell is killed.
 # $1: file whose first line is the server's pid; $2: the directory to remove. The server has ten seconds to end.
 _SCRIPT = """
-cat >/dev/null
+read -r _
 pid=$(head -n 1 "$1" 2>/dev/null)
 if [ -n "$pid" ]; then
     kill -CONT "$pid"; kill -QUIT "$pid"
