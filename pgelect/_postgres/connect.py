@@ -13,7 +13,7 @@ from psycopg import AsyncConnection, pq
 from psycopg.conninfo import conninfo_to_dict
 
 from pgelect._postgres.errors import one_line, secrets_of
-from pgelect._postgres.link import Deadline, Link
+from pgelect._postgres.link import Deadline, Link, forks
 from pgelect._postgres.settings_sql import keepalive_s, lease_ms
 from pgelect.errors import ConfigurationError, PgElectError, SessionLostError
 
@@ -38,6 +38,7 @@ class Connector:
             ConfigurationError: the DSN cannot be read, or ``connect_fn`` gave a connection that is not idle.
             SessionLostError: no connection; may succeed later.
         """
+        before = forks()
         task = asyncio.get_running_loop().create_task(_connection(self._options, deadline))
         self._task = task
         try:
@@ -50,7 +51,11 @@ class Connector:
         self._task = None
         if late:
             raise SessionLostError("connect", f"no connection within {deadline.within_s:.3g} s")
-        return _link_of(task)
+        link = _link_of(task)
+        if forks() != before:
+            link.drop()  # with a message to the server: the child's copy of the socket would keep the session alive
+            raise SessionLostError("connect", "the process was forked while it was connecting; it connects anew")
+        return link
 
     def abandon(self) -> None:
         """Give up without waiting. Harmless afterwards."""

@@ -231,6 +231,17 @@ async def _listen(conn: AsyncConnection[Any], for_s: float) -> None:
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
+_forks = 0  # that this process has begun
+
+
+def forks() -> int:
+    """Count the forks so far: a connection being made across one is shared with a child that cannot close it."""
+    return _forks
+
+
+def _before_fork() -> None:
+    global _forks  # noqa: PLW0603 -- the fork hook has no other place
+    _forks += 1
 
 
 def _in_child() -> None:
@@ -240,4 +251,4 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_child=_in_child)
