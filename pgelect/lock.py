@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
+from typing_extensions import override
+
 from pgelect._callbacks import Callbacks
 from pgelect._engine import duty as duties
 from pgelect._engine.bounds import Bounds, bounds_of
@@ -398,6 +400,7 @@ class LeaderLock(Callbacks):
     def __repr__(self) -> str:
         return f"<LeaderLock {self.key} {self.identity!r} {self.state.value}>"
 
+    @override
     def _add_callback(self, hook: Hook, callback: Callable[..., object]) -> None:
         self._runner.dispatcher.add(hook, callback)
 
