@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 from contextlib import asynccontextmanager
-from functools import partial, wraps
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from typing_extensions import override
 
 from pgelect._callbacks import Callbacks
 from pgelect._engine import duty as duties
-from pgelect._engine.bounds import Bounds, bounds_of
 from pgelect._engine.clock import Clock, SystemClock
 from pgelect._engine.ending import shut_down
-from pgelect._engine.model import LeaderRecord, LockKey, LockState, Term
 from pgelect._engine.runner import Runner
 from pgelect._engine.settings import Settings, check_argument_s, default_identity, key_of
 from pgelect._postgres.dsn import check_dsn
 from pgelect._postgres.options import ConnectFn, Dsn, SessionOptions
 from pgelect._postgres.session import PostgresSession
+from pgelect._status import Status
 from pgelect.errors import ForkedError, NotLeaderError, ShutdownError
 from pgelect.fencing import check_token, fenced
 from pgelect.retry import ExponentialBackoff, RetryLike, as_strategy
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
     from pgelect._engine.hooks import Hook
+    from pgelect._engine.model import Term
     from pgelect._engine.session import Session
 
 __all__ = ["LeaderLock"]
@@ -43,7 +42,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class LeaderLock(Callbacks):
+class LeaderLock(Status, Callbacks):
     """Leader election on PostgreSQL: exactly one of the processes that use the same key leads.
 
     All durations are seconds.
@@ -222,59 +221,6 @@ class LeaderLock(Callbacks):
         if error is None and self._runner.failure is not None:
             raise self._runner.failure
 
-    # -- what it knows -------------------------------------------------------------------------------------------------
-
-    @property
-    def key(self) -> LockKey:
-        """The key of the lock."""
-        return self._settings.key
-
-    @property
-    def identity(self) -> str:
-        """The identity of this process."""
-        return self._settings.identity
-
-    @property
-    def state(self) -> LockState:
-        """What the lock is doing. Whether this process leads is said by ``is_leader``."""
-        return self._runner.snapshot.state if self._owns() else LockState.STOPPED
-
-    @property
-    def is_leader(self) -> bool:
-        """True while this process leads, as far as the last proof can be trusted at this very instant.
-
-        Computed on each read, from a clock that also counts suspended time where the system has one. Safe from any
-        thread; False in a forked child.
-        """
-        return self._runner.is_trusted()
-
-    def is_leader_confirmed_within(self, seconds: float) -> bool:
-        """Tell whether this process leads and the last proof was sent no longer than ``seconds`` ago."""
-        check_argument_s("seconds", seconds)
-        return self._runner.is_trusted_within(seconds)
-
-    @property
-    def term(self) -> Term | None:
-        """The present term; None while this process does not lead."""
-        seen = self._runner.snapshot
-        return seen.term if self._runner.is_trusted(seen.number) else None
-
-    @property
-    def token(self) -> int | None:
-        """The fencing token of the present term, for systems outside the database; None while not leading."""
-        term = self.term
-        return term.token if term is not None else None
-
-    @property
-    def record(self) -> LeaderRecord | None:
-        """The token row as last seen by this lock: who leads, or led; None before it was seen, or without fencing."""
-        return self._runner.record
-
-    def bounds(self) -> Bounds:
-        """Return the worst-case failover and overlap in seconds that follow from the settings, each with its reason."""
-        longest = getattr(self._strategy, "max_s", getattr(self._strategy, "interval_s", None))
-        return bounds_of(self._settings, longest if isinstance(longest, int | float) else None)
-
     # -- leading -------------------------------------------------------------------------------------------------------
 
     async def wait_for_leadership(self, timeout_s: float | None = None) -> Term:
@@ -355,19 +301,7 @@ class LeaderLock(Callbacks):
 
         It is checked when the call begins; use ``lead`` for work that must stop when leadership ends.
         """
-        if inspect.iscoroutinefunction(function):
-
-            @wraps(function)
-            async def guarded_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-                return await function(*args, **kwargs) if self.is_leader else None
-
-            return guarded_async
-
-        @wraps(function)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return function(*args, **kwargs) if self.is_leader else None
-
-        return guarded
+        return duties.leader_only(self._runner.is_trusted, function)
 
     # -- fencing -------------------------------------------------------------------------------------------------------
 
@@ -397,9 +331,6 @@ class LeaderLock(Callbacks):
 
     # -- small parts ---------------------------------------------------------------------------------------------------
 
-    def __repr__(self) -> str:
-        return f"<LeaderLock {self.key} {self.identity!r} {self.state.value}>"
-
     @override
     def _add_callback(self, hook: Hook, callback: Callable[..., object]) -> None:
         self._runner.dispatcher.add(hook, callback)
@@ -412,9 +343,6 @@ class LeaderLock(Callbacks):
         if term is None:
             raise NotLeaderError(self.key, self.state)
         return term
-
-    def _owns(self) -> bool:
-        return os.getpid() == self._owner_pid
 
     def _check_pid(self) -> None:
         if not self._owns():

@@ -94,9 +94,14 @@ class Dispatcher:
         """Tell whether the caller is a callback that runs now, or a task that it made: it must not wait for itself."""
         return self._present is not None and _caller.get() is self._present
 
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, and nothing is left to run."""
+        return self._task is None or self._task.done() or not (self._busy or self._queue)
+
     async def flush(self) -> None:
         """Wait until all that was posted before has run."""
-        if self._task is None or self._task.done() or not (self._busy or self._queue):
+        if self.idle:
             return
         mark = asyncio.get_running_loop().create_future()
         self._push(_Call(Hook.STATE_CHANGE, (), mark=mark))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pgelect._engine.hooks import Hook
@@ -72,6 +74,29 @@ async def terms(runner: Runner) -> AsyncIterator[Term]:
             yield term
         finally:
             guest.cancel()
+
+
+def leader_only(is_leader: Callable[[], bool], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function so that it is not called while this process does not lead; see ``LeaderLock.leader_only``."""
+    if _is_async(function):
+
+        @wraps(function, updated=())
+        async def guarded_async(*args: Any, **kwargs: Any) -> Any:
+            return await function(*args, **kwargs) if is_leader() else None
+
+        return guarded_async
+
+    @wraps(function, updated=())
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) if is_leader() else None
+
+    return guarded
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 async def _awaited(duty: Callable[[Term], Awaitable[T]], term: Term) -> T:

@@ -118,6 +118,8 @@ class Runner:
         loop = asyncio.get_running_loop()
         self._finished = False
         self._inbox.clear()
+        self._performer.reset()
+        self._spurned.reset()
         self.stop_reason = None
         self.pid = os.getpid()
         self._close_within_s = CLOSE_WITHIN_S
@@ -329,7 +331,11 @@ class Runner:
         if life is None:
             return
         life.end()
-        self._draining = self._spawn(self._drained(number, life, wait_for_callbacks=not self._step_down_inside))
+        wait_for_callbacks = not self._step_down_inside and not self.dispatcher.idle
+        if wait_for_callbacks or life.busy:
+            self._draining = self._spawn(self._drained(number, life, wait_for_callbacks=wait_for_callbacks))
+        else:
+            self.post(ev.Drained(number))
 
     async def _drained(self, number: int, life: TermLife, *, wait_for_callbacks: bool) -> None:
         if wait_for_callbacks:  # on_state_change may be where the user stops the work

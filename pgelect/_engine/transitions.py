@@ -50,6 +50,9 @@ LEADER, RECONNECTING, RELEASING = LockState.LEADER, LockState.RECONNECTING, Lock
 GRACE_RETRY_S = 0.25
 """Within the grace, try to reconnect at least this often: the grace is short and the term is at stake."""
 
+RESUME_AGAIN_S = 0.05
+"""Between two questions whether the term goes on, while our own lost session still holds the lock."""
+
 Step: TypeAlias = tuple[Machine, tuple[Effect, ...]]
 
 
@@ -293,7 +296,7 @@ def resumed(m: Machine, event: Resumed, now: float) -> Step:
 
 def resume_refused(m: Machine, event: ResumeRefused, now: float) -> Step:
     if not event.final:
-        return _begin(m, Io.RESUME)
+        return replace(m, io=None, wake_at=now + RESUME_AGAIN_S), ()
     return _end_term(m, now, event.error, 0.0, released=False, stop=False)
 
 
@@ -307,7 +310,9 @@ def reconnecting_tick(m: Machine, _: Tick, now: float) -> Step:
     if now >= m.until:
         error = SessionLostError("expired", "the session could not be resumed within reconnect_grace_s")
         return _end_term(m, now, error, 0.0, released=False, stop=False)
-    return _open(m) if now >= m.wake_at else (m, ())
+    if now < m.wake_at:
+        return m, ()
+    return _begin(replace(m, wake_at=inf), Io.RESUME) if m.connected else _open(m)
 
 
 def reconnecting_step_down(m: Machine, event: StepDown, now: float) -> Step:

@@ -138,14 +138,18 @@ async def _dsn(options: SessionOptions) -> str:
 async def _from_user(options: SessionOptions) -> AsyncConnection[Any]:
     assert options.connect_fn is not None  # noqa: S101 -- for the type checker; the caller looked
     try:
-        conn = await options.connect_fn()
+        answer: object = options.connect_fn()
+        conn = await answer if inspect.isawaitable(answer) else None
     except PgElectError:
         raise
     except Exception as error:  # noqa: BLE001 -- user code; whatever it is, the next attempt may go better
         text = f"connect_fn failed: {type(error).__name__}: {one_line(error)}"
         raise SessionLostError("connect", text) from None
     if not isinstance(conn, AsyncConnection):
-        raise ConfigurationError(f"connect_fn must return a psycopg.AsyncConnection, not {type(conn).__name__}")
+        raise ConfigurationError(
+            f"connect_fn must be an async callable that returns a psycopg.AsyncConnection, not {type(answer).__name__} "
+            f"that gives {type(conn).__name__}"
+        )
     if conn.closed:
         raise SessionLostError("connect", "connect_fn returned a closed connection")
     if conn.info.transaction_status != pq.TransactionStatus.IDLE:

@@ -1,0 +1,83 @@
+"""What a lock knows of itself: read-only, computed on each read, safe from any thread."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from pgelect._engine.bounds import Bounds, bounds_of
+from pgelect._engine.model import LockState
+from pgelect._engine.settings import check_argument_s
+
+if TYPE_CHECKING:
+    from pgelect._engine.model import LeaderRecord, LockKey, Term
+    from pgelect._engine.runner import Runner
+    from pgelect._engine.settings import Settings
+    from pgelect.retry import RetryStrategy
+
+
+class Status:
+    """The read-only half of a lock."""
+
+    _settings: Settings
+    _runner: Runner
+    _strategy: RetryStrategy
+    _owner_pid: int
+
+    @property
+    def key(self) -> LockKey:
+        """The key of the lock."""
+        return self._settings.key
+
+    @property
+    def identity(self) -> str:
+        """The identity of this process."""
+        return self._settings.identity
+
+    @property
+    def state(self) -> LockState:
+        """What the lock is doing. Whether this process leads is said by ``is_leader``."""
+        return self._runner.snapshot.state if self._owns() else LockState.STOPPED
+
+    @property
+    def is_leader(self) -> bool:
+        """True while this process leads, as far as the last proof can be trusted at this very instant.
+
+        Computed on each read, from a clock that also counts suspended time where the system has one. Safe from any
+        thread; False in a forked child.
+        """
+        return self._runner.is_trusted()
+
+    def is_leader_confirmed_within(self, seconds: float) -> bool:
+        """Tell whether this process leads and the last proof was sent no longer than ``seconds`` ago."""
+        check_argument_s("seconds", seconds)
+        return self._runner.is_trusted_within(seconds)
+
+    @property
+    def term(self) -> Term | None:
+        """The present term; None while this process does not lead."""
+        seen = self._runner.snapshot
+        return seen.term if self._runner.is_trusted(seen.number) else None
+
+    @property
+    def token(self) -> int | None:
+        """The fencing token of the present term, for systems outside the database; None while not leading."""
+        term = self.term
+        return term.token if term is not None else None
+
+    @property
+    def record(self) -> LeaderRecord | None:
+        """The token row as last seen by this lock: who leads, or led; None before it was seen, or without fencing."""
+        return self._runner.record
+
+    def bounds(self) -> Bounds:
+        """Return the worst-case failover and overlap in seconds that follow from the settings, each with its reason."""
+        longest = getattr(self._strategy, "max_s", getattr(self._strategy, "interval_s", None))
+        return bounds_of(self._settings, longest if isinstance(longest, int | float) else None)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.key} {self.identity!r} {self.state.value}>"
+
+    def _owns(self) -> bool:
+        """Tell whether this is the process that made the lock, and not a fork of it."""
+        return os.getpid() == self._owner_pid

@@ -1,0 +1,24 @@
+"""The command ``pgelect``. Here is only its entry; what it can do is in ``app``, one file a subcommand."""
+
+import importlib.util
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command with the arguments of the process, and end the process with its exit code."""
+    missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
+    if missing:
+        extra = "demo" if sys.argv[1:2] == ["demo"] else "cli"
+        verb = "is" if len(missing) == 1 else "are"
+        sys.exit(
+            f"pgelect: the command line needs {' and '.join(missing)}, which {verb} not installed. "
+            f"Install with: pip install 'pgelect[{extra}]'"
+        )
+    try:
+        from pgelect.cli.app import app  # noqa: PLC0415 -- optional packages
+
+        app(prog_name="pgelect")
+    except KeyboardInterrupt:  # before or after a command that cleans up by itself
+        sys.exit(130)
