@@ -32,10 +32,12 @@ async def try_lock(session: Opened, ghost: Backend | None, deadline: Deadline) -
     return answer
 
 
-async def wait_lock(session: Opened, deadline: Deadline) -> LockAnswer:
-    """Wait in the server's queue for one slice."""
+async def wait_lock(session: Opened, deadline: Deadline, *, first: bool = False) -> LockAnswer:
+    """Wait in the server's queue for one slice. ``first``: make the session ready to lead before that."""
     options = session.options
     query = sql.wait_lock(options.key, lease_ms(options.lease_s), fencing=options.fencing)
+    if first and options.fencing:
+        query = sql.rehearse(options, session.facts.backend) + query
     return await session.answer(query, deadline, f"waiting for the lock {options.key}")
 
 

@@ -37,6 +37,7 @@ class PostgresSession:
         self._link: Link | None = None
         self._opened: Opened | None = None  # set once the guards are passed
         self._closed = False
+        self._has_waited = False
 
     def __repr__(self) -> str:
         backend = f"backend {self._opened.facts.backend.pid}" if self._opened else "not open"
@@ -63,7 +64,8 @@ class PostgresSession:
     async def wait_lock(self, within_s: float) -> LockAnswer:
         """Wait in the server's queue for one slice; ``within_s`` is what is allowed beyond it."""
         session = self._open_session()
-        return await campaign.wait_lock(session, Deadline.after(session.facts.slice_s + within_s))
+        first, self._has_waited = not self._has_waited, True
+        return await campaign.wait_lock(session, Deadline.after(session.facts.slice_s + within_s), first=first)
 
     async def mint(self, within_s: float) -> Grant:
         """Mint the term's token and have it confirmed."""

@@ -145,9 +145,15 @@ def mint(options: SessionOptions, backend: Backend, wait_ms: int) -> Composed:
     NULLs instead of the record: the row carries another name. Waits ``wait_ms`` for fenced transactions, and half as
     long again when new ones keep coming: ``lock_timeout`` starts anew with each.
     """
+    bounded = SQL(
+        "SELECT pg_catalog.set_config('lock_timeout', {}, true), pg_catalog.set_config('statement_timeout', {}, true); "
+    ).format(Literal(f"{wait_ms}ms"), Literal(f"{wait_ms + wait_ms // 2}ms"))
+    return bounded + _next_token(options, backend)
+
+
+def _next_token(options: SessionOptions, backend: Backend) -> Composed:
     return SQL(
-        "SELECT pg_catalog.set_config('lock_timeout', {wait}, true), "
-        "pg_catalog.set_config('statement_timeout', {whole}, true); WITH tl AS MATERIALIZED (SELECT {timeline} AS n), "
+        "WITH tl AS MATERIALIZED (SELECT {timeline} AS n), "
         "prior AS MATERIALIZED (SELECT true AS found, t.released_at IS NOT NULL AS released, t.name "
         "FROM pgelect.token AS t WHERE {row}), "
         "t AS (INSERT INTO pgelect.token AS old (key1, key2, name, token, holder, metadata, acquired_at, released_at, "
@@ -163,8 +169,6 @@ def mint(options: SessionOptions, backend: Backend, wait_ms: int) -> Composed:
         "SELECT tl.n, prior.found, prior.released, prior.name, {record} "
         "FROM tl LEFT JOIN prior ON true LEFT JOIN t ON true"
     ).format(
-        wait=Literal(f"{wait_ms}ms"),
-        whole=Literal(f"{wait_ms + wait_ms // 2}ms"),
         timeline=TIMELINE,
         row=_row_is(options.key),
         keys=pair(options.key),
@@ -251,6 +255,12 @@ def unlock(key: LockKey) -> Composed:
     return SQL("SELECT pg_catalog.pg_advisory_unlock({})").format(pair(key))
 
 
+def _mark_released(key: LockKey, token: int) -> Composed:
+    return SQL(
+        "UPDATE pgelect.token AS t SET released_at = pg_catalog.clock_timestamp() WHERE {} AND t.token = {}"
+    ).format(_row_is(key), _int8(token))
+
+
 def release(key: LockKey, token: int, wait_ms: int) -> Composed:
     """Mark the term as cleanly given up, then free the lock. Last result: (freed,).
 
@@ -258,5 +268,15 @@ def release(key: LockKey, token: int, wait_ms: int) -> Composed:
     """
     return SQL(
         "BEGIN; SET LOCAL synchronous_commit = off; SELECT pg_catalog.set_config('lock_timeout', {}, true); "
-        "UPDATE pgelect.token AS t SET released_at = pg_catalog.clock_timestamp() WHERE {} AND t.token = {}; COMMIT; {}"
-    ).format(Literal(f"{wait_ms}ms"), _row_is(key), _int8(token), unlock(key))
+        "{}; COMMIT; {}"
+    ).format(Literal(f"{wait_ms}ms"), _mark_released(key, token), unlock(key))
+
+
+def rehearse(options: SessionOptions, backend: Backend) -> Composed:
+    """Plan, but do not run, what a leader runs first and last.
+
+    A new server process reads the catalogs at its first look at a table; here it does so while there is time.
+    """
+    return SQL("BEGIN; EXPLAIN {}; EXPLAIN {}; COMMIT; ").format(
+        _next_token(options, backend), _mark_released(options.key, 0)
+    )
