@@ -1,0 +1,130 @@
+"""The benchmark runs, measures what it says, and leaves nothing behind. How fast anything was is not judged here."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks import targets
+from benchmarks.failover import main
+from benchmarks.measure import Counts, Timing, missed, table
+from benchmarks.scenarios import Crashes, Stopped
+from benchmarks.steady import Steady
+from tests.support.waiting import eventually_sync, scaled
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "benchmarks.failover", "--rounds", "2", "--quick"]
+QUIET = Steady(
+    window_s=30.0,
+    health_interval_s=5.0,
+    leader=6,
+    follower=34,
+    wal_bytes=0,
+    sessions=2,
+    connects=0,
+    other_lines=0,
+)
+
+
+def benchmark(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *flags]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=scaled(110), check=False)
+
+
+@pytest.mark.slow
+def test_quick_mode_runs_every_scenario_and_prints_the_table(tmp_path: Path) -> None:
+    written = tmp_path / "found.json"
+    done = benchmark("--profile", "--json", str(written))
+    assert done.returncode == 0, done.stderr
+    for row in (
+        "floor: bare Python killed -> waiter has it",
+        "the same with a psql killed",
+        "crash: leader killed -> on_acquired",
+        "step_down() -> next on_acquired",
+        "backend terminated -> on_lost",
+        "SIGSTOP -> next on_acquired (lease 1 s)",
+        "steady state over 3 s",
+        "where the milliseconds of a crash go",
+        "where the milliseconds of a handover go",
+    ):
+        assert row in done.stdout
+    assert "target" in done.stdout
+    assert "met" in done.stdout
+    assert "without fsync" in done.stdout
+
+    found = json.loads(written.read_text())
+    *timings, counts = found["results"]
+    assert [timing["n"] for timing in timings] == [2] * 6
+    assert all(0 < timing["min_ms"] <= timing["median_ms"] <= timing["worst_ms"] for timing in timings)
+    assert counts["follower"] >= 2, "the follower's waits were counted in the server's log"
+    assert counts["sessions"] == 2
+    stopped = timings[-1]
+    assert stopped["min_ms"] > 500, "a stopped leader keeps the lock for a good part of its lease"
+    assert stopped["targets"][1]["met"], "is_leader was True when a stopped leader went on"
+
+
+def test_only_the_asked_scenario_runs() -> None:
+    done = benchmark("--only", "terminated")
+    assert done.returncode == 0, done.stderr
+    assert "backend terminated -> on_lost" in done.stdout
+    assert "crash" not in done.stdout
+    assert "steady" not in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_process_even_where_one_is_stopped(number: signal.Signals) -> None:
+    command = [*COMMAND, "--only", "stopped", "--lease", "60"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        me = psutil.Process(running.pid)
+        seen: set[psutil.Process] = set()
+
+        def one_is_stopped() -> bool:
+            seen.update(me.children(recursive=True))
+            return any(child.is_running() and child.status() == psutil.STATUS_STOPPED for child in seen)
+
+        eventually_sync(one_is_stopped, 30.0, "a leader was stopped")
+        os.kill(running.pid, number)
+        assert running.wait(scaled(30)) == 130
+        _, left = psutil.wait_procs(seen, timeout=scaled(15))
+        assert not left
+
+
+def test_a_wrong_number_of_rounds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--rounds", "0"])
+    assert "--rounds" in capsys.readouterr().err
+
+
+def test_a_missed_target_is_seen() -> None:
+    def judged(crashes: Crashes, stop: Stopped, state: Steady) -> list[Timing | Counts]:
+        return [*targets.crash(crashes), targets.stopped([stop], 3.0), targets.steady(state)]
+
+    kept = judged(Crashes([0.002], [0.001], [0.007]), Stopped(2.5, False, "leader"), QUIET)
+    assert missed(kept) == 0
+    assert "NO" not in table(kept)
+
+    loud = Steady(
+        window_s=30.0,
+        health_interval_s=5.0,
+        leader=10,
+        follower=40,
+        wal_bytes=1,
+        sessions=3,
+        connects=1,
+        other_lines=0,
+    )
+    broken = judged(Crashes([0.002], [0.001], [0.070]), Stopped(4.1, True, "leader"), loud)
+    assert missed(broken) == 8, "two of the crash, two of the stop, four of the steady state"
+    assert table(broken).count("NO") == 8
+
+
+def test_medians_are_judged_and_not_the_best() -> None:
+    assert missed([targets.step_down([0.001, 0.007, 0.008], None)]) == 1
+    assert missed([targets.step_down([0.001, 0.005, 0.800], None)]) == 0
+    assert missed([targets.terminated([0.001, 0.016, 0.017], None)]) == 1
+    assert missed([targets.terminated([0.001, 0.014, 0.800], None)]) == 0
