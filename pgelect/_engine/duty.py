@@ -43,7 +43,7 @@ async def lead(runner: Runner, duty: Callable[[Term], Awaitable[T]], *, repeat: 
     """Run ``duty(term)`` whenever this process leads; see ``LeaderLock.lead``."""
     while (found := await next_term(runner)) is not None:
         _, term, life = found
-        task = asyncio.get_running_loop().create_task(_awaited(duty, term), name="pgelect-duty")
+        task = asyncio.get_running_loop().create_task(_awaited(duty, term, life), name="pgelect-duty")
         life.join(task)
         await _see_it_end(task)
         if task.cancelled():
@@ -99,7 +99,8 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-async def _awaited(duty: Callable[[Term], Awaitable[T]], term: Term) -> T:
+async def _awaited(duty: Callable[[Term], Awaitable[T]], term: Term, life: TermLife) -> T:
+    life.enter()
     return await duty(term)
 
 

@@ -23,11 +23,11 @@ async def shut_down(runner: Runner, timeout_s: float) -> None:
     Raises:
         ShutdownError: not within ``timeout_s``, or the duty has not stopped; the link was dropped.
     """
-    inside, running = runner.dispatcher.inside(), runner.running
+    in_callback, in_work, running = runner.dispatcher.inside(), runner.is_called_by_work, runner.running
     reserve_s = min(UNLOCK_RESERVE_S, timeout_s / 4)
     runner.post_shutdown(min(runner.settings.drain_timeout_s, timeout_s - reserve_s), reserve_s)
     ending = asyncio.get_running_loop().create_task(
-        _end(runner, timeout_s, with_callbacks=not inside, by_us=running), name="pgelect-shutdown"
+        _end(runner, timeout_s, with_callbacks=not in_callback, by_us=running), name="pgelect-shutdown"
     )
     _endings.add(ending)
     ending.add_done_callback(_ended)
@@ -36,7 +36,7 @@ async def shut_down(runner: Runner, timeout_s: float) -> None:
         try:
             await asyncio.wait({ending})
         except asyncio.CancelledError:
-            if inside:  # the shutdown itself cancels the callback that asked for it, and waits for its end
+            if in_work:  # the shutdown itself cancels the work that asked for it, and waits for its end
                 raise
             cancels += 1
             if cancels > 1:

@@ -138,6 +138,7 @@ class Runner:
         if self.snapshot.state not in {LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING}:
             return False
         self._step_down_inside = self.dispatcher.inside()
+        self._excuse_caller()
         number = self._machine.number
         cooldown_s = self._performer.cooldown_s() if cooldown_s is None else cooldown_s
         self.post(ev.StepDown(drain_s, cooldown_s))
@@ -149,6 +150,7 @@ class Runner:
         """Ask the lock to stop, with these bounds on the drain and on closing the session; ``stopped`` waits for it."""
         self._close_within_s = close_s
         self._step_down_inside = self.dispatcher.inside()
+        self._excuse_caller()
         self.post(ev.Shutdown(drain_s))
 
     async def stopped(self, *, with_callbacks: bool) -> None:
@@ -170,6 +172,11 @@ class Runner:
     def duty_left(self) -> bool:
         """Work for the last term has still not stopped."""
         return self._life is not None and self._life.busy
+
+    @property
+    def is_called_by_work(self) -> bool:
+        """The running task works for the term, or is a callback: what ends the term will cancel it, and wait for it."""
+        return self.dispatcher.inside() or (self._life is not None and self._life.is_worked_for_here)
 
     @property
     def life(self) -> TermLife | None:
@@ -364,6 +371,10 @@ class Runner:
         self.post(ev.StepDown(self.settings.drain_timeout_s, cooldown_s))
 
     # -- small parts ---------------------------------------------------------------------------------------------------
+
+    def _excuse_caller(self) -> None:
+        if self._life is not None:
+            self._life.excuse_caller()
 
     def _seen(self, record: LeaderRecord | None) -> None:
         if record is not None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from typing import Any
+
+_working_for: ContextVar[TermLife | None] = ContextVar("pgelect_term", default=None)
 
 
 class TermLife:
@@ -13,7 +16,7 @@ class TermLife:
         self.over = asyncio.Event()  # set once, when leadership ends or is being given up
         self.announced = False  # on_acquired has begun to run
         self._tasks: set[asyncio.Task[Any]] = set()  # cancelled when the term is over
-        self._guests: set[asyncio.Future[None]] = set()  # waited for, not cancelled
+        self._guests: dict[asyncio.Future[None], asyncio.Task[Any] | None] = {}  # waited for, not cancelled; by whom
 
     def join(self, task: asyncio.Task[Any]) -> None:
         """Have ``task`` cancelled when the term is over, and drain until it is done."""
@@ -25,9 +28,25 @@ class TermLife:
     def host(self) -> asyncio.Future[None]:
         """Drain until the future that is returned is done: for work that ends by itself."""
         guest = asyncio.get_running_loop().create_future()
-        self._guests.add(guest)
-        guest.add_done_callback(self._guests.discard)
+        self._guests[guest] = asyncio.current_task()
+        guest.add_done_callback(self._guests.pop)
         return guest
+
+    def enter(self) -> None:
+        """Mark the running task, and those it makes, as work for this term."""
+        _working_for.set(self)
+
+    @property
+    def is_worked_for_here(self) -> bool:
+        """The running task works for this term: it must not wait for its own end."""
+        return _working_for.get() is self
+
+    def excuse_caller(self) -> None:
+        """Do not wait for a guest that the running task is: it asks for the end of its own term."""
+        caller = asyncio.current_task()
+        for guest, task in tuple(self._guests.items()):
+            if task is caller:
+                guest.cancel()
 
     def end(self) -> None:
         """Mark the term as over; the work for it is asked to stop, once."""
