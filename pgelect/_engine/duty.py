@@ -45,7 +45,7 @@ async def lead(runner: Runner, duty: Callable[[Term], Awaitable[T]], *, repeat: 
         _, term, life = found
         task = asyncio.get_running_loop().create_task(_awaited(duty, term, life), name="pgelect-duty")
         life.join(task)
-        await _see_it_end(task)
+        await _see_it_end(task, life)
         if task.cancelled():
             if not life.over.is_set():  # it cancelled itself: nobody works, and nobody asked it to stop
                 await _give_up(runner)
@@ -104,16 +104,20 @@ async def _awaited(duty: Callable[[Term], Awaitable[T]], term: Term, life: TermL
     return await duty(term)
 
 
-async def _see_it_end(task: asyncio.Task[Any]) -> None:
-    """Wait until the task is done. A cancel of ours is passed on to it, and raised once it has ended."""
-    cancelled = False
+async def _see_it_end(task: asyncio.Task[Any], life: TermLife) -> None:
+    """Wait until the task is done. A cancel of ours is passed on to it, and raised once it has ended.
+
+    One that comes while the task cleans up, because its term is over, must not cut that short; one more does.
+    """
+    cancels = 0
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            cancelled = True
-            task.cancel()
-    if cancelled:
+            cancels += 1
+            if cancels > 1 or not life.over.is_set():
+                task.cancel()
+    if cancels:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("the duty raised while it was being cancelled", exc_info=error)
         raise asyncio.CancelledError
