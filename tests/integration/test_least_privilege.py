@@ -1,0 +1,175 @@
+"""Roles with few rights: what is missing is said before anything is locked, with the SQL that mends it."""
+
+import secrets
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.sql import Identifier
+
+from pgelect import LockState, SchemaError, schema_sql
+from tests.support.electors import Elector
+from tests.support.server import lock_holders, query, sessions, terminate
+from tests.support.waiting import eventually
+
+Key = tuple[int, int]
+NAMES = ["plain_role", 'Odd "Role" é']
+
+
+def as_administrator(dsn: str, statements: str) -> None:
+    """Run SQL as a superuser would paste it: all of it at once."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(statements.encode())
+
+
+def quoted(role: str) -> str:
+    return Identifier(role).as_string(None)
+
+
+@pytest.fixture(params=NAMES)
+def role(request: pytest.FixtureRequest, database: str, last_of_all: ExitStack) -> str:
+    """A role that may connect, and nothing else."""
+    name = f"{request.param}_{secrets.token_hex(3)}"
+    as_administrator(database, f"CREATE ROLE {quoted(name)} LOGIN")
+    last_of_all.callback(as_administrator, database, f"DROP OWNED BY {quoted(name)}; DROP ROLE {quoted(name)}")
+    return name
+
+
+@pytest.fixture
+def dsn(database: str, role: str) -> str:
+    """A connection as that role."""
+    return make_conninfo(database, user=role)
+
+
+def nothing_left(database: str, key: Key) -> bool:
+    return lock_holders(database, *key) == [] == sessions(database)
+
+
+async def refused(dsn: str, key: Key) -> SchemaError:
+    """Start a lock that must not start; return why."""
+    elector = Elector(dsn, key)
+    with pytest.raises(SchemaError) as caught:
+        await elector.lock.start()
+    assert elector.lock.state is LockState.STOPPED
+    assert elector.terms == []
+    return caught.value
+
+
+async def leads(dsn: str, database: str, key: Key) -> None:
+    async with Elector(dsn, key) as a:
+        term = await a.leads()
+        assert lock_holders(database, *key) == [one.pid for one in sessions(database)]
+    assert a.terms == [("acquired", term.token), ("released", term.token)]
+    assert a.errors == []
+
+
+async def test_without_the_right_to_create_the_schema_the_error_has_the_sql_that_mends_it(
+    database: str, dsn: str, role: str, key: Key
+) -> None:
+    error = await refused(dsn, key)
+    await eventually(lambda: nothing_left(database, key))
+    assert query(database, "SELECT to_regnamespace('pgelect')") == [(None,)]
+    assert role in str(error)
+    assert error.sql in str(error)
+    assert "CREATE SCHEMA pgelect" in error.sql
+    as_administrator(database, error.sql)
+    await leads(dsn, database, key)
+
+
+async def test_the_sql_of_the_error_gives_no_more_than_is_needed(database: str, dsn: str, role: str, key: Key) -> None:
+    as_administrator(database, (await refused(dsn, key)).sql)
+    await leads(dsn, database, key)
+    for forbidden in (
+        "DELETE FROM pgelect.token",
+        "TRUNCATE pgelect.token",
+        "DROP TABLE pgelect.token",
+        "SELECT setval('pgelect.token_seq', 1)",
+        "ALTER SEQUENCE pgelect.token_seq RESTART",
+        "CREATE TABLE pgelect.mine ()",
+        "CREATE SCHEMA mine",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            query(dsn, forbidden)
+
+
+async def test_objects_that_an_administrator_made_are_enough_with_the_documented_grants(
+    database: str, dsn: str, role: str, key: Key
+) -> None:
+    """Regression: CREATE ... IF NOT EXISTS asks for the right to create before it looks whether the object is there."""
+    as_administrator(database, schema_sql())
+    as_administrator(
+        database,
+        f"GRANT USAGE ON SCHEMA pgelect TO {quoted(role)};"
+        f"GRANT SELECT, INSERT, UPDATE ON pgelect.token TO {quoted(role)};"
+        f"GRANT USAGE ON SEQUENCE pgelect.token_seq TO {quoted(role)}",
+    )
+    await leads(dsn, database, key)
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "USAGE ON SCHEMA pgelect",
+        "SELECT ON pgelect.token",
+        "INSERT ON pgelect.token",
+        "UPDATE ON pgelect.token",
+        "USAGE ON SEQUENCE pgelect.token_seq",
+    ],
+)
+async def test_each_missing_grant_is_refused_with_the_grants_that_mend_it(
+    database: str, dsn: str, role: str, key: Key, missing: str
+) -> None:
+    as_administrator(database, (await refused(dsn, key)).sql)
+    as_administrator(database, f"REVOKE {missing} FROM {quoted(role)}")
+    error = await refused(dsn, key)
+    await eventually(lambda: nothing_left(database, key))
+    assert "CREATE" not in error.sql
+    as_administrator(database, error.sql)
+    await leads(dsn, database, key)
+
+
+@pytest.mark.parametrize("part", ["TABLE pgelect.token", "SEQUENCE pgelect.token_seq", "FUNCTION pgelect.check_token"])
+async def test_a_schema_that_lacks_a_part_is_refused_with_the_sql_that_completes_it(
+    database: str, dsn: str, role: str, key: Key, part: str
+) -> None:
+    as_administrator(database, (await refused(dsn, key)).sql)
+    as_administrator(database, f"DROP {part} CASCADE")
+    error = await refused(dsn, key)
+    await eventually(lambda: nothing_left(database, key))
+    as_administrator(database, error.sql)
+    await leads(dsn, database, key)
+
+
+async def test_a_role_that_may_create_needs_no_administrator(database: str, dsn: str, role: str, key: Key) -> None:
+    name = str(conninfo_to_dict(database)["dbname"])
+    as_administrator(database, f"GRANT CREATE ON DATABASE {quoted(name)} TO {quoted(role)}")
+    await leads(dsn, database, key)
+
+
+async def test_without_fencing_no_right_is_needed_at_all(database: str, dsn: str, key: Key) -> None:
+    async with Elector(dsn, key, fencing=False) as a:
+        await eventually(lambda: a.is_leader)
+        assert lock_holders(database, *key) == [one.pid for one in sessions(database)]
+    assert query(database, "SELECT to_regnamespace('pgelect')") == [(None,)]
+
+
+async def test_a_right_that_is_taken_away_later_stops_the_next_term_and_not_the_elector(
+    database: str, dsn: str, role: str, key: Key
+) -> None:
+    """Regression: electors on a role whose rights had been cut crash-looped."""
+    as_administrator(database, (await refused(dsn, key)).sql)
+    async with Elector(dsn, key) as a:
+        term = await a.leads()
+        as_administrator(database, f"REVOKE UPDATE ON pgelect.token FROM {quoted(role)}")
+        for _ in range(10):
+            assert term.is_current
+            await eventually(lambda: a.lock.is_leader_confirmed_within(0.1))
+        terminate(database, lock_holders(database, *key)[0])
+        error = await a.hears(SchemaError)
+        assert "GRANT" in str(error)
+        assert a.terms == [("acquired", term.token), ("lost", term.token)]
+        assert not a.is_leader
+        assert lock_holders(database, *key) == []
+        as_administrator(database, f"GRANT UPDATE ON pgelect.token TO {quoted(role)}")
+        await a.leads(above=term.token)

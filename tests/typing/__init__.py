@@ -1,0 +1,1 @@
+"""Types as users see them: checked by mypy, never run."""

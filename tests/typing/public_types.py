@@ -1,0 +1,312 @@
+"""The types of the public surface, as a user's type checker sees them. Checked by mypy with the tests; never run.
+
+A misuse that must be an error has an ignore on its line: strict mypy complains as soon as it is no error any more.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any, assert_type
+
+import tenacity
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow, dict_row
+from psycopg_pool import AsyncConnectionPool
+
+import pgelect
+from pgelect import (
+    Backend,
+    Bound,
+    Bounds,
+    DecorrelatedJitter,
+    ExponentialBackoff,
+    FixedInterval,
+    LeaderLock,
+    LeaderRecord,
+    LockKey,
+    LockState,
+    RetryContext,
+    RetryStrategy,
+    Term,
+)
+from pgelect.errors import (
+    ConnectionError,  # noqa: A004 -- the public name
+    FenceBusyError,
+    KeyCollisionError,
+    LockError,
+    NotLeaderError,
+    PgElectError,
+    PoolerError,
+    SchemaError,
+    SessionLostError,
+    ShutdownError,
+    StaleTokenError,
+    UnsupportedServerError,
+)
+from pgelect.retry import as_strategy
+
+# Making a lock
+
+
+async def fetched_dsn() -> str:
+    return "host=db"
+
+
+async def connected() -> AsyncConnection[DictRow]:
+    return await AsyncConnection.connect("", row_factory=dict_row)
+
+
+def constructor() -> None:
+    assert_type(LeaderLock(name="jobs"), LeaderLock)
+    assert_type(LeaderLock("host=db", 5001, 1), LeaderLock)
+    LeaderLock(lambda: "host=db", name="jobs")
+    LeaderLock(fetched_dsn, name="jobs")
+    LeaderLock(
+        dsn="host=db",
+        key1=5001,
+        key2=1,
+        identity="pod-7",
+        metadata={"zone": ["a"]},
+        health_interval_s=1,
+        health_timeout_s=None,
+        lease_s=5,
+        reconnect_grace_s=3.0,
+        acquire="poll",
+        retry_strategy=FixedInterval(1.0),
+        takeover_delay_s=0,
+        drain_timeout_s=5,
+        auto_reacquire=False,
+        fencing=True,
+        shutdown_event=asyncio.Event(),
+        connect_fn=connected,
+        allow_pooler=False,
+    )
+    LeaderLock(name="jobs", acquire="wait")  # type: ignore[arg-type]  # neither "queue" nor "poll"
+    LeaderLock(name="jobs", lease_s="5")  # type: ignore[arg-type]  # seconds are numbers
+    LeaderLock(name="jobs", connect_fn=fetched_dsn)  # type: ignore[arg-type]  # not a connection
+    LeaderLock(name="jobs", health_interval=1)  # type: ignore[call-arg]  # without its unit
+
+
+# Reading a lock
+
+
+def reading(lock: LeaderLock) -> None:
+    assert_type(lock.state, LockState)
+    assert_type(lock.is_leader, bool)
+    assert_type(lock.is_leader_confirmed_within(1), bool)
+    assert_type(lock.term, Term | None)
+    assert_type(lock.token, int | None)
+    assert_type(lock.record, LeaderRecord | None)
+    assert_type(lock.key, LockKey)
+    assert_type(lock.identity, str)
+    assert_type(lock.bounds(), Bounds)
+    assert_type(lock.bounds().failover_crash, Bound)
+    assert_type(lock.bounds().failover_crash.seconds, float)
+    assert_type(lock.bounds().failover_crash.reason, str)
+    lock.is_leader = True  # type: ignore[misc]  # nobody makes himself a leader
+
+
+def values(term: Term, record: LeaderRecord, key: LockKey) -> None:
+    assert_type(term.token, int)
+    assert_type(term.key, LockKey)
+    assert_type(term.identity, str)
+    assert_type(term.acquired_at, datetime)
+    assert_type(term.metadata, Mapping[str, Any])
+    assert_type(term.is_current, bool)
+    assert_type(record.released_at, datetime | None)
+    assert_type(record.name, str | None)
+    assert_type(record.backend, Backend)
+    assert_type(key.name, str | None)
+    assert_type(LockKey.from_name("jobs"), LockKey)
+    assert_type(key.classid, int)
+    term.token = 5  # type: ignore[misc]  # frozen
+
+
+# Living with it
+
+
+async def life(lock: LeaderLock) -> None:
+    async with lock as entered:
+        assert_type(entered, LeaderLock)
+        assert_type(await lock.wait_for_leadership(), Term)
+        assert_type(await lock.wait_for_leadership(timeout_s=5), Term)
+        assert_type(await lock.step_down(), bool)
+        assert_type(await lock.step_down(drain_timeout_s=1, cooldown_s=None), bool)
+        await lock.step_down(5)  # type: ignore[call-arg]  # five of what?
+    await lock.start()
+    await lock.shutdown(timeout_s=5)
+    await lock.run()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(lock.run())
+
+
+# Leading
+
+
+async def count(term: Term) -> int:
+    return term.token
+
+
+async def nothing(term: Term) -> None:
+    await term.ended()
+
+
+async def without_term() -> int:
+    return 1
+
+
+async def leading(lock: LeaderLock) -> None:
+    assert_type(await lock.lead(count), int | None)
+    assert_type(await lock.lead(count, repeat=True), int | None)
+    await lock.lead(nothing)
+    await lock.lead(without_term)  # type: ignore[arg-type]  # a duty gets its term
+    await lock.lead(lambda term: term.token)  # type: ignore[arg-type,return-value]  # a duty is async
+    async for term in lock.terms():
+        assert_type(term, Term)
+
+
+def add(one: int, *, two: str = "") -> float:
+    return one + len(two)
+
+
+async def add_later(one: int, *, two: str = "") -> float:
+    return add(one, two=two)
+
+
+async def leaders_only(lock: LeaderLock) -> None:
+    guarded = lock.leader_only(add)
+    assert_type(guarded(1, two="x"), float | None)
+    guarded("1")  # type: ignore[arg-type]  # it keeps its parameters
+
+    guarded_later = lock.leader_only(add_later)
+    coroutine: Coroutine[Any, Any, float | None] = guarded_later(1)
+    assert_type(await coroutine, float | None)
+    assert_type(await guarded_later(1, two="x"), float | None)
+    await guarded_later(two=1)  # type: ignore[arg-type,call-arg]  # it keeps its parameters
+
+    @lock.leader_only
+    async def decorated(table: str) -> list[int]:
+        return [len(table)]
+
+    assert_type(await decorated("jobs"), list[int] | None)
+
+
+# Fencing
+
+
+async def fencing(lock: LeaderLock, conn: AsyncConnection[DictRow], pool: AsyncConnectionPool) -> None:
+    async with lock.fence(conn) as term:
+        assert_type(term, Term)
+    async with pool.connection() as pooled, lock.fence(pooled) as term:
+        assert_type(term.token, int)
+    await lock.check_fence(conn)
+    await pgelect.install(conn)
+    await pgelect.guard_table(conn, "public.jobs", LockKey(1, 2))
+    await pgelect.unguard_table(conn, "public.jobs")
+    assert_type(pgelect.schema_sql(), str)
+    await pgelect.guard_table(conn, "public.jobs", "jobs")  # type: ignore[arg-type]  # a key, not a name
+
+
+# Callbacks: a decorator gives the function back as it is
+
+
+class Listener:
+    """Any callable may be a callback."""
+
+    def __call__(self) -> None: ...
+
+    def heard(self, what: object) -> None: ...
+
+
+def callbacks(lock: LeaderLock) -> None:
+    @lock.on_acquired
+    async def begin(term: Term) -> int:
+        return term.token
+
+    same: Callable[[Term], Coroutine[Any, Any, int]] = begin
+    begin("term")  # type: ignore[arg-type,unused-coroutine]  # it keeps its parameters
+    lock.on_lost(same)
+
+    @lock.on_state_change
+    def changed(before: LockState, after: LockState) -> int:
+        return len(before) + len(after)
+
+    assert_type(changed(LockState.LEADER, LockState.FOLLOWER), int)
+    changed(1, 2)  # type: ignore[arg-type]  # it keeps its parameters
+
+    assert_type(lock.on_released(Listener()), Listener)
+    for register in (lock.on_acquired, lock.on_released, lock.on_lost, lock.on_acquire_failed, lock.on_error):
+        register(print)
+        register(partial(print, "told"))
+        register(Listener().heard)
+    lock.on_error(5)  # type: ignore[type-var]  # a callback can be called
+
+
+# Retry strategies
+
+
+class Own:
+    """A strategy of a user's own, by its shape alone."""
+
+    def next_delay_s(self, ctx: RetryContext) -> float | None:
+        assert_type(ctx.attempt, int)
+        assert_type(ctx.elapsed_s, float)
+        assert_type(ctx.previous_delay_s, float | None)
+        assert_type(ctx.error, Exception | None)
+        return None if ctx.attempt > 3 else 1.0
+
+
+class Wrong:
+    """No strategy: it answers with text."""
+
+    def next_delay_s(self, ctx: RetryContext) -> str:
+        return str(ctx.attempt)
+
+
+def strategies() -> None:
+    own: RetryStrategy = Own()
+    wrong: RetryStrategy = Wrong()  # type: ignore[assignment]  # it answers with text
+    for strategy in (ExponentialBackoff(base_s=1, max_s=30, multiplier=2), FixedInterval(1), DecorrelatedJitter(), own):
+        LeaderLock(name="jobs", retry_strategy=strategy)
+    LeaderLock(name="jobs", retry_strategy=wrong)
+    LeaderLock(name="jobs", retry_strategy=tenacity.wait_fixed(1))
+    LeaderLock(name="jobs", retry_strategy=tenacity.wait_fixed(1) + tenacity.wait_random(0, 1))
+    LeaderLock(name="jobs", retry_strategy=(tenacity.wait_fixed(1), tenacity.stop_after_attempt(3)))
+    LeaderLock(name="jobs", retry_strategy=tenacity.AsyncRetrying(wait=tenacity.wait_fixed(1)))
+    LeaderLock(name="jobs", retry_strategy=tenacity.Retrying())
+    LeaderLock(name="jobs", retry_strategy=lambda state: float(state.attempt_number))
+    LeaderLock(name="jobs", retry_strategy=5.0)  # type: ignore[arg-type]  # seconds are no strategy
+    assert_type(as_strategy(tenacity.wait_fixed(1)), RetryStrategy)
+
+
+# Exceptions and their fields
+
+
+def exceptions(error: PgElectError) -> None:
+    match error:
+        case ConnectionError():
+            assert_type(error.attempts, int)
+            assert_type(error.last_error, Exception | None)
+        case SessionLostError():
+            assert_type(error.reason, str)
+        case LockError():
+            assert_type(error.key, LockKey)
+        case FenceBusyError():
+            assert_type(error.blockers, tuple[int, ...])
+        case ShutdownError():
+            assert_type(error.timeout_s, float)
+        case StaleTokenError():
+            assert_type(error.token, int)
+        case NotLeaderError():
+            assert_type(error.state, LockState)
+        case PoolerError():
+            assert_type(error.mode, str)
+        case SchemaError():
+            assert_type(error.sql, str)
+        case KeyCollisionError():
+            assert_type(error.other_name, str)
+        case UnsupportedServerError():
+            assert_type(error.server_version, int)
+        case _:
+            assert_type(error, PgElectError)
