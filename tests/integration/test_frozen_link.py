@@ -13,8 +13,8 @@ from pgelect import LockState, ShutdownError
 from tests.support.electors import LEASE_S, Elector
 from tests.support.looks import now
 from tests.support.proxy import BreakableProxy, Direction
-from tests.support.queue import fresh_waits
 from tests.support.server import lock_holders, lock_waiters, query, sessions
+from tests.support.server_queue import fresh_waits
 from tests.support.waiting import eventually, scaled
 
 Key = tuple[int, int]

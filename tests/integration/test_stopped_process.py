@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 from tests.support.looks import now
-from tests.support.queue import fresh_waits
 from tests.support.replicas import Replica, Replicas
 from tests.support.server import query
+from tests.support.server_queue import fresh_waits
 from tests.support.waiting import eventually_sync
 
 LEASE_S = 1.0
