@@ -9,6 +9,12 @@ if TYPE_CHECKING:
     from pgelect._engine.settings import Settings
 
 
+FENCE_WAIT_S = 1.7
+"""A new token waits this long for transactions that an earlier one fenced; then they are ended, if the role may."""
+RELEASE_WAIT_S = 0.9
+"""A release waits this long for them before it leaves the row unmarked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """One worst case.
@@ -51,14 +57,24 @@ def bounds_of(settings: Settings, poll_max_s: float | None) -> Bounds:
         how = f"followers poll at most {next_try_s:g} s apart"
     delay_s = settings.takeover_delay_s
     unclean = f", then takeover_delay_s ({delay_s:g})" if delay_s else ""
+    fence_s = FENCE_WAIT_S if settings.fencing else 0.0
+    release_s = RELEASE_WAIT_S if settings.fencing else 0.0
+    fenced = f"; at most {fence_s:g} s for an open transaction that the old term fenced" if fence_s else ""
+    released = (
+        f"; at most {fence_s + release_s:g} s for an open transaction that the old term fenced" if fence_s else ""
+    )
     return Bounds(
         failover_clean=Bound(
-            settings.drain_timeout_s + next_try_s, f"drain_timeout_s ({settings.drain_timeout_s:g}), then {how}"
+            settings.drain_timeout_s + next_try_s + fence_s + release_s,
+            f"drain_timeout_s ({settings.drain_timeout_s:g}), then {how}{released}",
         ),
-        failover_crash=Bound(next_try_s + delay_s, f"the server frees the lock with the session; {how}{unclean}"),
+        failover_crash=Bound(
+            next_try_s + delay_s + fence_s, f"the server frees the lock with the session; {how}{unclean}{fenced}"
+        ),
         failover_silent=Bound(
-            settings.lease_s + next_try_s + delay_s,
-            f"the server ends a session it has not heard from for lease_s ({settings.lease_s:g}); {how}{unclean}",
+            settings.lease_s + next_try_s + delay_s + fence_s,
+            f"the server ends a session it has not heard from for lease_s ({settings.lease_s:g}); {how}{unclean}"
+            f"{fenced}",
         ),
         overlap_lease=Bound(
             0.0, f"the old leader stops trusting itself {settings.margin_s:g} s before the server frees the lock"

@@ -261,7 +261,8 @@ async def test_after_a_shutdown_that_was_too_late_the_lock_can_be_started_again(
         with pytest.raises(ShutdownError):
             await lock.shutdown(timeout_s=0.1)
         async with lock:  # while the old duty still runs
-            await story.tells("acquired", "released", "acquired")
+            # "released", or "lost" where the server took longer than what was left of the timeout
+            await eventually(lambda: story.told[2:] == ["acquired"])
             assert len(lock_holders(database, *key)) == 1
         assert lock_holders(database, *key) == []
     assert story.is_paired()

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from pgelect.testing.fake import FakeServer
 
 KEY = LockKey(5001, 1)
-LEASE_S = 1.0
 QUICK: dict[str, Any] = {
-    "lease_s": LEASE_S,
+    "lease_s": 5.0,
     "health_interval_s": 0.1,
     "drain_timeout_s": 2.0,
     "retry_strategy": FixedInterval(0.05),
 }
+SHORT_LEASE_S = 1.0
+"""For tests that wait for a lease to run out; in others a busy machine would end it."""
 
 
 class Elector:

@@ -7,7 +7,7 @@ import pytest
 from tenacity import wait_fixed
 
 from pgelect import DecorrelatedJitter, ExponentialBackoff, FixedInterval, LeaderLock
-from pgelect._engine.bounds import Bounds, bounds_of
+from pgelect._engine.bounds import FENCE_WAIT_S, RELEASE_WAIT_S, Bounds, bounds_of
 from pgelect._engine.model import LockKey
 from pgelect._engine.settings import Settings
 
@@ -16,15 +16,24 @@ def bounds(poll_max_s: float | None = 30.0, **settings: Any) -> Bounds:
     return bounds_of(Settings(LockKey(1, 1), "test", **settings), poll_max_s)
 
 
+def test_an_open_transaction_of_the_old_term_may_come_on_top_where_there_is_a_fence() -> None:
+    fenced, bare = bounds(), bounds(fencing=False)
+    assert fenced.failover_crash.seconds == FENCE_WAIT_S
+    assert fenced.failover_silent.seconds == bare.failover_silent.seconds + FENCE_WAIT_S
+    assert fenced.failover_clean.seconds == bare.failover_clean.seconds + FENCE_WAIT_S + RELEASE_WAIT_S
+    assert "1.7 s for an open transaction that the old term fenced" in fenced.failover_crash.reason
+    assert "transaction" not in bare.failover_crash.reason
+
+
 def test_with_the_queue_others_follow_at_once_and_silence_lasts_a_lease() -> None:
-    found = bounds()
+    found = bounds(fencing=False)
     assert found.failover_clean.seconds == 10.0
     assert found.failover_crash.seconds == 0.0
     assert found.failover_silent.seconds == 15.0
 
 
 def test_with_polling_the_longest_sleep_between_two_polls_comes_on_top() -> None:
-    found = bounds(30.0, acquire="poll")
+    found = bounds(30.0, acquire="poll", fencing=False)
     assert found.failover_clean.seconds == 10.0 + 30.0
     assert found.failover_crash.seconds == 30.0
     assert found.failover_silent.seconds == 15.0 + 30.0
@@ -33,7 +42,7 @@ def test_with_polling_the_longest_sleep_between_two_polls_comes_on_top() -> None
 def test_a_strategy_without_a_known_longest_sleep_has_no_bound() -> None:
     found = bounds(None, acquire="poll")
     assert found.failover_crash.seconds == math.inf
-    assert bounds(None).failover_crash.seconds == 0.0
+    assert bounds(None, fencing=False).failover_crash.seconds == 0.0
 
 
 def test_a_takeover_delay_comes_after_an_unclean_end_only() -> None:
@@ -87,5 +96,5 @@ def test_with_the_queue_the_reason_is_the_queue() -> None:
     ids=["exponential", "decorrelated", "fixed", "tenacity"],
 )
 def test_a_lock_knows_the_longest_sleep_of_its_strategy(strategy: Any, longest_s: float) -> None:
-    lock = LeaderLock(key1=1, key2=2, acquire="poll", retry_strategy=strategy)
+    lock = LeaderLock(key1=1, key2=2, acquire="poll", retry_strategy=strategy, fencing=False)
     assert lock.bounds().failover_crash.seconds == longest_s

@@ -65,6 +65,9 @@ async def test_a_close_runs_what_is_left_and_then_ends() -> None:
 
 async def test_closing_twice_and_closing_what_never_started_is_harmless() -> None:
     dispatcher = Dispatcher(lambda life, error: None)
+    dispatcher.add(Hook.ERROR, lambda: None)
+    dispatcher.post(Hook.ERROR, 1)
+    await asyncio.wait_for(dispatcher.flush(), 1.0)  # nothing would ever run
     await dispatcher.close()
     dispatcher.start()
     await dispatcher.close()

@@ -6,7 +6,7 @@ import pytest
 
 from pgelect import FenceBusyError, LockError, LockState, NotPrimaryError, SessionLostError
 from pgelect.testing import FakeServer
-from tests.support.fake_locks import KEY, LEASE_S, Elector
+from tests.support.fake_locks import KEY, SHORT_LEASE_S, Elector
 from tests.support.waiting import eventually
 
 
@@ -40,7 +40,7 @@ async def test_it_campaigns_on_after_every_loss() -> None:
 
 async def test_a_silent_link_ends_the_trust_before_the_server_gives_the_lock_away() -> None:
     server = FakeServer()
-    a, b = Elector(server, "a"), Elector(server, "b")
+    a, b = Elector(server, "a", lease_s=SHORT_LEASE_S), Elector(server, "b", lease_s=SHORT_LEASE_S)
     async with a.lock:
         await a.leads()
         first, silent = a.lock.term, server.holders(KEY)[0]
@@ -58,11 +58,11 @@ async def test_a_silent_link_ends_the_trust_before_the_server_gives_the_lock_awa
 
 async def test_a_frozen_server_means_nobody_leads_and_one_leads_after_it_thaws() -> None:
     server = FakeServer()
-    a = Elector(server)
+    a = Elector(server, lease_s=SHORT_LEASE_S)
     async with a.lock:
         await a.leads()
         server.freeze()
-        await eventually(lambda: not a.lock.is_leader, LEASE_S + 1.0, "a does not trust itself any more")
+        await eventually(lambda: not a.lock.is_leader, SHORT_LEASE_S + 1.0, "a does not trust itself any more")
         await a.is_told("lost", 1)
         for _ in range(20):
             assert not a.lock.is_leader
@@ -223,7 +223,7 @@ async def test_our_own_ghost_is_ended_and_the_term_goes_on_any_number_of_times()
 
 async def test_without_the_right_to_end_its_ghost_it_waits_for_the_lease_and_does_not_spin() -> None:
     server = FakeServer(may_terminate=False)
-    a = Elector(server, reconnect_grace_s=5.0)
+    a = Elector(server, reconnect_grace_s=5.0, lease_s=SHORT_LEASE_S)
     async with a.lock:
         await a.leads()
         server.cut(server.holders(KEY)[0])
