@@ -1,8 +1,7 @@
 """The demo's side of its replicas: start processes, hear what they report, stop and kill them.
 
-Each is a process group of its own in the session of the demo. So the terminal's Ctrl-C reaches the demo alone; and when
-the demo is killed while one of them is stopped, the system sends that one SIGHUP and SIGCONT (its group is orphaned),
-and it ends. The others end with their standard input.
+Each is a process group of its own, so that the terminal's Ctrl-C reaches the demo alone. They end with the demo,
+however it ends: their standard input ends with it, and on Linux the system kills them, stopped ones too.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ which all processes of one machine share.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
@@ -37,6 +38,7 @@ HEALTH_INTERVAL_S = 1.0
 CONTROLLED = "--controlled"
 STEP_DOWN, WRITE_ANYWAY = "step_down", "write_anyway"
 
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _PAUSE_S, _PAUSE_ALONE_S = 0.1, 1.0
 _RECONNECT_S = 0.5
 
@@ -187,8 +189,16 @@ async def _run(replica: Replica, commands: Iterator[str] | None) -> int:
     return 0
 
 
+def _end_with_parent() -> None:
+    """Have Linux kill us when the demo is gone: while stopped, we could not see that our standard input has ended."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 async def _main(arguments: list[str]) -> int:
     if CONTROLLED in arguments:
+        _end_with_parent()
         commands = _lines(sys.stdin.fileno())
         settings: dict[str, Any] = json.loads(next(commands, "{}"))
         return await _run(Replica(settings["name"], settings["dsn"], _PAUSE_S), commands) if settings else 0
