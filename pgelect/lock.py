@@ -180,13 +180,14 @@ class LeaderLock(Status, Callbacks):
             raise
 
     async def shutdown(self, timeout_s: float = 10.0) -> None:
-        """Stop: drain the duty, unlock, close the connection. The lock is free when this returns or raises.
+        """Stop: drain the duty, unlock, close the connection. When this returns, the lock is free.
 
         Does nothing when the lock is stopped. A cancel is honoured after the clean-up; a second one closes the socket
         at once.
 
         Raises:
-            ShutdownError: it took longer than ``timeout_s`` (default 10 seconds); the socket was closed instead.
+            ShutdownError: it took longer than ``timeout_s`` (default 10 seconds); the socket was closed instead, and the
+                server frees the lock when it sees that.
         """
         self._check_pid()
         check_argument_s("timeout_s", timeout_s)

@@ -74,7 +74,7 @@ async def test_an_async_callback_may_end_what_it_is_told_of(database: str, key: 
         if hook != "on_lost" or "shutdown" in call.__name__:
             await is_free(database, key)
         await lock.shutdown()
-    assert lock_holders(database, *key) == []
+    await eventually(lambda: lock_holders(database, *key) == [])
     assert story.is_paired()
     assert len(story.told) % 2 == 0
     await no_tasks_but(before)
@@ -103,7 +103,7 @@ async def test_a_plain_callback_may_start_a_task_that_ends_it(database: str, key
         await eventually(lambda: tasks and tasks[0].done())
         tasks[0].result()
         await lock.shutdown()
-    assert lock_holders(database, *key) == []
+    await eventually(lambda: lock_holders(database, *key) == [])
     assert story.is_paired()
 
 

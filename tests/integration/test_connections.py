@@ -150,7 +150,7 @@ async def test_a_connection_inside_a_transaction_is_refused_clearly(database: st
         await lock.start()
     assert lock.state is LockState.STOPPED
     assert made[0].closed
-    assert lock_holders(database, *key) == []
+    await eventually(lambda: lock_holders(database, *key) == [])
     others = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     await eventually(lambda: query(database, others) == [])
 

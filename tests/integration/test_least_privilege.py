@@ -170,6 +170,6 @@ async def test_a_right_that_is_taken_away_later_stops_the_next_term_and_not_the_
         assert "GRANT" in str(error)
         assert a.terms == [("acquired", term.token), ("lost", term.token)]
         assert not a.is_leader
-        assert lock_holders(database, *key) == []
+        await eventually(lambda: lock_holders(database, *key) == [])
         as_administrator(database, f"GRANT UPDATE ON pgelect.token TO {quoted(role)}")
         await a.leads(above=term.token)

@@ -46,8 +46,8 @@ async def test_a_pool_that_shares_sessions_is_refused_and_nothing_is_left_on_the
         assert elector.lock.state is LockState.STOPPED
         assert not elector.is_leader
         assert elector.terms == []
-    assert locks_of(database) == []
-    assert sessions(database) == []
+    await eventually(lambda: locks_of(database) == [])
+    await eventually(lambda: sessions(database) == [])
     assert settings_of_pooled_sessions(dsn) == before
     assert query(database, "SELECT to_regnamespace('pgelect')") == [(None,)]
     clients = [row for row in pooler.admin("SHOW CLIENTS") if row[2] != "pgbouncer"]
@@ -72,7 +72,7 @@ async def test_two_that_start_at_once_behind_a_busy_transaction_pool_are_both_re
         starts = await asyncio.gather(*(elector.lock.start() for elector in electors), return_exceptions=True)
         stop.set()
     assert [type(start) for start in starts] == [PoolerError] * 4
-    assert locks_of(database) == []
+    await eventually(lambda: locks_of(database) == [])
 
 
 async def test_allow_pooler_starts_behind_any_pool(pgbouncer: Pooler, database: str, key: Key) -> None:

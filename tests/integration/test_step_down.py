@@ -184,7 +184,7 @@ async def test_step_down_and_shutdown_at_the_same_time_end_well(database: str, k
         assert lock.state is LockState.STOPPED
         assert lock_holders(database, *key) == []
         assert story.told == ["acquired", "released"]
-        assert sessions(database) == []
+        await eventually(lambda: sessions(database) == [])
 
 
 async def test_leadership_that_is_lost_during_the_drain_ends_the_step_down(database: str, key: Key) -> None:
