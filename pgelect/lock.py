@@ -186,8 +186,8 @@ class LeaderLock(Status, Callbacks):
         at once.
 
         Raises:
-            ShutdownError: it took longer than ``timeout_s`` (default 10 seconds); the socket was closed instead, and the
-                server frees the lock when it sees that.
+            ShutdownError: it took longer than ``timeout_s`` (default 10 seconds); the socket was closed instead, and
+                the server frees the lock when it sees that.
         """
         self._check_pid()
         check_argument_s("timeout_s", timeout_s)
