@@ -57,24 +57,20 @@ def bounds_of(settings: Settings, poll_max_s: float | None) -> Bounds:
         how = f"followers poll at most {next_try_s:g} s apart"
     delay_s = settings.takeover_delay_s
     unclean = f", then takeover_delay_s ({delay_s:g})" if delay_s else ""
-    fence_s = FENCE_WAIT_S if settings.fencing else 0.0
-    release_s = RELEASE_WAIT_S if settings.fencing else 0.0
-    fenced = f"; at most {fence_s:g} s for an open transaction that the old term fenced" if fence_s else ""
-    released = (
-        f"; at most {fence_s + release_s:g} s for an open transaction that the old term fenced" if fence_s else ""
-    )
+    mint_s, release_and_mint_s = (FENCE_WAIT_S, RELEASE_WAIT_S + FENCE_WAIT_S) if settings.fencing else (0.0, 0.0)
     return Bounds(
         failover_clean=Bound(
-            settings.drain_timeout_s + next_try_s + fence_s + release_s,
-            f"drain_timeout_s ({settings.drain_timeout_s:g}), then {how}{released}",
+            settings.drain_timeout_s + next_try_s + release_and_mint_s,
+            f"drain_timeout_s ({settings.drain_timeout_s:g}), then {how}{_fenced(release_and_mint_s)}",
         ),
         failover_crash=Bound(
-            next_try_s + delay_s + fence_s, f"the server frees the lock with the session; {how}{unclean}{fenced}"
+            next_try_s + delay_s + mint_s,
+            f"the server frees the lock with the session; {how}{unclean}{_fenced(mint_s)}",
         ),
         failover_silent=Bound(
-            settings.lease_s + next_try_s + delay_s + fence_s,
+            settings.lease_s + next_try_s + delay_s + mint_s,
             f"the server ends a session it has not heard from for lease_s ({settings.lease_s:g}); {how}{unclean}"
-            f"{fenced}",
+            f"{_fenced(mint_s)}",
         ),
         overlap_lease=Bound(
             0.0, f"the old leader stops trusting itself {settings.margin_s:g} s before the server frees the lock"
@@ -86,3 +82,7 @@ def bounds_of(settings: Settings, poll_max_s: float | None) -> Bounds:
             + "; only the fence protects writes in that window",
         ),
     )
+
+
+def _fenced(seconds: float) -> str:
+    return f"; at most {seconds:g} s for an open transaction that the old term fenced" if seconds else ""

@@ -21,6 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pgelect._engine.futures import settle
 from pgelect._engine.hooks import Callback, Hook, wanted_arguments
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ class _Call:
 
     def pass_by(self) -> None:
         """Tell whoever waits for this place."""
-        if self.mark is not None and not self.mark.done():
-            self.mark.set_result(None)
+        settle(self.mark)
 
 
 class Dispatcher:
@@ -151,8 +151,7 @@ class Dispatcher:
         self._stir()
 
     def _stir(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        settle(self._wake)
 
     async def _run(self) -> None:
         try:

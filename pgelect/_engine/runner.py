@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pgelect._engine import events as ev
 from pgelect._engine.backoff import Backoff
 from pgelect._engine.dispatch import Dispatcher
+from pgelect._engine.futures import settle
 from pgelect._engine.hooks import Hook
 from pgelect._engine.journal import Journal
 from pgelect._engine.machine import step
@@ -137,7 +138,6 @@ class Runner:
         """Give up leadership; return when that is done. False: there was none."""
         if self.snapshot.state not in {LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING}:
             return False
-        self._step_down_inside = self.dispatcher.inside()
         self._excuse_caller()
         number = self._machine.number
         cooldown_s = self._performer.cooldown_s() if cooldown_s is None else cooldown_s
@@ -149,7 +149,6 @@ class Runner:
     def post_shutdown(self, drain_s: float, close_s: float = CLOSE_WITHIN_S) -> None:
         """Ask the lock to stop, with these bounds on the drain and on closing the session; ``stopped`` waits for it."""
         self._close_within_s = close_s
-        self._step_down_inside = self.dispatcher.inside()
         self._excuse_caller()
         self.post(ev.Shutdown(drain_s))
 
@@ -163,7 +162,7 @@ class Runner:
     @property
     def waiting_for(self) -> str:
         """What a shutdown that takes too long is waiting for."""
-        if self._life is not None and self._life.busy:
+        if self.duty_left:
             return "a duty or an on_acquired callback that has not stopped"
         closing = self._task is not None and not self._task.done()
         return "the server" if closing else "a callback that has not returned"
@@ -198,8 +197,7 @@ class Runner:
     def post(self, event: ev.Event) -> None:
         """Hand an event to the task."""
         self._inbox.append(event)
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        settle(self._wake)
 
     async def change(self) -> None:
         """Wait until the next snapshot is published."""
@@ -221,7 +219,7 @@ class Runner:
             self._journal.bug(error)
             self._apply(ev.Abort(error))
         finally:
-            self._settle()
+            settle(self._first)
             self.dispatcher.finish()
             if self._background:
                 await asyncio.wait(self._background, timeout=CLOSE_WITHIN_S + 1.0)
@@ -233,7 +231,7 @@ class Runner:
                 return ev.Tick()
             loop = asyncio.get_running_loop()
             self._wake = wake = loop.create_future()
-            timer = loop.call_later(left_s, _set, wake) if left_s < inf else None
+            timer = loop.call_later(left_s, settle, wake) if left_s < inf else None
             try:
                 await wake
             finally:
@@ -251,10 +249,10 @@ class Runner:
         for effect in effects:
             self._carry_out(effect)
         if isinstance(event, ev.Failed | ev.LockRefused | ev.LockGranted | ev.Abort):
-            self._settle()
+            settle(self._first)
         changed, self._changed = self._changed, []
         for waiter in changed:
-            _set(waiter)
+            settle(waiter)
 
     def _publish(self) -> None:
         m = self._machine
@@ -265,10 +263,6 @@ class Runner:
             number=m.number,
             term=self._term if m.grant is not None and m.state is not LockState.ACQUIRING else None,
         )
-
-    def _settle(self) -> None:
-        if self._first is not None:
-            _set(self._first)
 
     # -- effects -------------------------------------------------------------------------------------------------------
 
@@ -373,6 +367,8 @@ class Runner:
     # -- small parts ---------------------------------------------------------------------------------------------------
 
     def _excuse_caller(self) -> None:
+        """Do not have the drain wait for whoever asks for it: a callback, or the body of a terms() loop."""
+        self._step_down_inside = self.dispatcher.inside()
         if self._life is not None:
             self._life.excuse_caller()
 
@@ -388,8 +384,3 @@ class Runner:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -59,7 +59,7 @@ class Opened:
         if not self.options.fencing:
             return LockAnswer(bool(last[-1][0]))
         granted = bool(first[-1][0])
-        record = sql.record_of(last[0]) if last else None
+        record = self.record(last)
         try:
             self.refuse_collision(record.name if record else None)
         except KeyCollisionError:
