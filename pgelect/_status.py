@@ -56,8 +56,9 @@ class Status:
     @property
     def term(self) -> Term | None:
         """The present term; None while this process does not lead."""
-        seen = self._runner.snapshot
-        return seen.term if self._runner.is_trusted(seen.number) else None
+        runner = self._runner  # once: a start in another event loop replaces it
+        seen = runner.snapshot
+        return seen.term if runner.is_trusted(seen.number) else None
 
     @property
     def token(self) -> int | None:

@@ -15,13 +15,14 @@ from pgelect._callbacks import Callbacks
 from pgelect._engine import duty as duties
 from pgelect._engine.clock import Clock, SystemClock
 from pgelect._engine.ending import shut_down
+from pgelect._engine.home import check_loop, check_process
 from pgelect._engine.runner import Runner
 from pgelect._engine.settings import Settings, check_argument_s, default_identity, key_of
 from pgelect._postgres.dsn import check_dsn
 from pgelect._postgres.options import ConnectFn, Dsn, SessionOptions
 from pgelect._postgres.session import PostgresSession
 from pgelect._status import Status
-from pgelect.errors import ForkedError, NotLeaderError, ShutdownError
+from pgelect.errors import NotLeaderError, ShutdownError
 from pgelect.fencing import check_token, fenced
 from pgelect.retry import ExponentialBackoff, RetryLike, as_strategy
 
@@ -146,8 +147,8 @@ class LeaderLock(Status, Callbacks):
 
     def _rebuild(self) -> None:
         old, self._runner = self._runner, self._new_runner()
-        self._runner.dispatcher.take_over(old.dispatcher)
-        old.forsake()
+        self._runner.succeed(old)
+        self._event_watch = None
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -164,14 +165,15 @@ class LeaderLock(Status, Callbacks):
             ForkedError: the lock belongs to a parent process.
         """
         self._check_pid()
-        if self._loop is not None and self._loop.is_closed():
-            self._rebuild()  # the program ended its loop without a shutdown: nothing in it runs any more
+        self._leave_closed_loop()
         if self._runner.running:
             raise RuntimeError("start() was called on a lock that runs already; call it once, or shut it down first")
+        if self._loop is not None and not self._is_at_home():
+            self._rebuild()  # what may be left of an earlier run, such as a callback, is the other loop's
         self._loop = asyncio.get_running_loop()
         self._end_event_watch()  # of an earlier run that stopped by itself
         if self._shutdown_event is not None:
-            self._event_watch = self._loop.create_task(self._watch_event(self._shutdown_event))
+            self._event_watch = self._loop.create_task(self._watch_event(self._shutdown_event, self._runner))
         try:
             await self._runner.start()
         except BaseException:
@@ -191,9 +193,9 @@ class LeaderLock(Status, Callbacks):
         """
         self._check_pid()
         check_argument_s("timeout_s", timeout_s)
-        if self._loop is None:
-            return
         self._check_loop()
+        if not self._is_at_home():  # stopped; for what is left of it, such as a callback, its own loop can wait
+            return
         self._end_event_watch()
         await shut_down(self._runner, timeout_s)
 
@@ -202,6 +204,7 @@ class LeaderLock(Status, Callbacks):
 
         Raises:
             ConfigurationError, ConnectionError: as ``start()``, and when retries are exhausted later.
+            PgElectError: a stranger cancelled the lock's own task.
         """
         async with self:
             await self._runner.stopped(with_callbacks=True)
@@ -213,6 +216,8 @@ class LeaderLock(Status, Callbacks):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and not self._owns():
+            return  # a fork's child on its way out: nothing of ours replaces its error, or exit status
         try:
             await self.shutdown()
         except ShutdownError as late:
@@ -230,7 +235,7 @@ class LeaderLock(Status, Callbacks):
         Raises:
             TimeoutError: not within ``timeout_s`` seconds (None: no limit).
             NotLeaderError: the lock is not running, or stopped.
-            ConnectionError, ConfigurationError: the lock stopped by itself, for this reason.
+            PgElectError: the lock stopped by itself, for this reason, as ``run()`` would raise it.
         """
         self._check_pid()
         self._check_loop()
@@ -275,7 +280,7 @@ class LeaderLock(Status, Callbacks):
             What the duty returned; None when the lock was shut down before.
 
         Raises:
-            ConnectionError, ConfigurationError: the lock stopped by itself, for this reason.
+            PgElectError: the lock stopped by itself, for this reason, as ``run()`` would raise it.
         """
         self._check_pid()
         self._check_loop()
@@ -302,7 +307,7 @@ class LeaderLock(Status, Callbacks):
 
         It is checked when the call begins; use ``lead`` for work that must stop when leadership ends.
         """
-        return duties.leader_only(self._runner.is_trusted, function)
+        return duties.leader_only(lambda: self.is_leader, function)
 
     # -- fencing -------------------------------------------------------------------------------------------------------
 
@@ -316,6 +321,7 @@ class LeaderLock(Status, Callbacks):
         Raises:
             NotLeaderError: this process does not lead; nothing was sent.
             StaleTokenError: a newer term has begun; the transaction is rolled back.
+            SessionLostError: ``conn`` ended during the check. (Where it ends elsewhere, psycopg's own error says so.)
         """
         term = self._fencing_term()
         async with fenced(conn, self.key, term.token):
@@ -327,6 +333,7 @@ class LeaderLock(Status, Callbacks):
         Raises:
             NotLeaderError: this process does not lead; nothing was sent.
             StaleTokenError: a newer term has begun; roll back.
+            SessionLostError: ``conn`` ended during the check.
         """
         await check_token(conn, self.key, self._fencing_term().token)
 
@@ -346,18 +353,24 @@ class LeaderLock(Status, Callbacks):
         return term
 
     def _check_pid(self) -> None:
-        if not self._owns():
-            raise ForkedError(self._owner_pid)
+        check_process(self._owner_pid)
 
     def _check_loop(self) -> None:
-        if self._loop is not None and self._loop is not asyncio.get_running_loop():
-            raise RuntimeError(
-                "this lock runs in another event loop; call it there, for example with run_coroutine_threadsafe()"
-            )
+        """Refuse calls from another loop than the lock runs in. One that is stopped answers in any."""
+        self._leave_closed_loop()
+        if self._loop is not None and self._runner.running:
+            check_loop(self._loop)
 
-    async def _watch_event(self, event: asyncio.Event) -> None:
+    def _leave_closed_loop(self) -> None:
+        if self._loop is not None and self._loop.is_closed() and self._runner.running:
+            self._rebuild()  # the program ended its loop without a shutdown: nothing in it runs any more
+
+    def _is_at_home(self) -> bool:
+        return self._loop is asyncio.get_running_loop()
+
+    async def _watch_event(self, event: asyncio.Event, runner: Runner) -> None:
         await event.wait()
-        self._runner.post_shutdown(self._settings.drain_timeout_s)
+        runner.post_shutdown(self._settings.drain_timeout_s)
 
     def _end_event_watch(self) -> None:
         if self._event_watch is not None:

@@ -14,6 +14,8 @@ log = logging.getLogger("pgelect")
 
 FALLBACK_DELAY_S = 5.0
 """Used when the strategy itself fails: an election must not end, nor spin, because of that."""
+STABLE_AFTER_S = 5.0
+"""A session that was lost after this long is lost by itself: no reason to wait before the next one."""
 
 
 class Backoff:
@@ -46,3 +48,37 @@ class Backoff:
         """Start a new count: the last attempt succeeded."""
         self.attempts = 0
         self._previous_s = None
+
+
+class ShortTerms:
+    """One run of terms that were lost soon after they had begun: something ends the sessions of leaders.
+
+    The first is made good at once, as any loss is. After each one more the strategy says how long to wait, or others
+    to lead: else terms would follow each other as fast as the server mints tokens.
+    """
+
+    def __init__(self, strategy: RetryStrategy, clock: Clock) -> None:
+        self._backoff = Backoff(strategy, clock)
+        self._clock = clock
+        self._began_at = 0.0
+        self._is_first = True
+
+    def began(self) -> None:
+        """Note that a session has begun to hold a term."""
+        self._began_at = self._clock.now()
+
+    def lost_s(self, error: Exception) -> float:
+        """Count the loss of that session, if it came soon; return the seconds to wait."""
+        if self._clock.now() - self._began_at > STABLE_AFTER_S:
+            self.reset()
+            return 0.0
+        if self._is_first:
+            self._is_first = False
+            return 0.0
+        delay_s = self._backoff.next_s(error)
+        return FALLBACK_DELAY_S if delay_s is None else delay_s  # it did lead: no reason to give up for good
+
+    def reset(self) -> None:
+        """Start a new count: a term has ended well."""
+        self._backoff.reset()
+        self._is_first = True

@@ -8,6 +8,7 @@ A slow, hanging or raising callback delays only other callbacks: never a proof, 
 - An ``on_acquired`` that raises ends the term (``failed``). Any other callback that raises is logged and told to
   ``on_error``; an ``on_error`` that raises is logged.
 - A callback gets as many of its arguments as it has required positional parameters; one with ``*args`` gets all.
+- A fork's child that leaves through the loop of its parent tells nobody anything.
 - The queue is bounded: beyond QUEUE_MAX, state changes and errors are dropped with a warning, terms never.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 from collections import deque
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -56,6 +58,7 @@ class Dispatcher:
         self._failed = failed
         self._callbacks: dict[Hook, list[tuple[Callback, int]]] = {hook: [] for hook in Hook}
         self._queue: deque[_Call] = deque()
+        self._owner_pid = os.getpid()
         self._wake: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
@@ -71,12 +74,14 @@ class Dispatcher:
         self._callbacks[hook].append((callback, wanted_arguments(callback, hook.arity, hook.label)))
 
     def take_over(self, other: Dispatcher) -> None:
-        """Use the callbacks that were registered there."""
+        """Use the callbacks that were registered there, and tell the end of a term that is still untold."""
         self._callbacks = other._callbacks
+        self._queue.extend(other._untold_ends())
 
     def start(self) -> None:
         """Begin to run what is posted; an earlier run has ended."""
         self._closing = self._killed = False
+        self._owner_pid = os.getpid()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="pgelect-callbacks")
 
     def post(self, hook: Hook, *arguments: object, life: TermLife | None = None) -> None:
@@ -126,7 +131,7 @@ class Dispatcher:
 
     def hurry(self) -> None:
         """Cancel the callback that runs, tell of the term's end if that is still untold, and end within a moment."""
-        kept = [call for call in self._queue if call.hook in {Hook.LOST, Hook.RELEASED}]
+        kept = self._untold_ends()
         for call in self._queue:
             call.pass_by()
         self._queue = deque(kept)
@@ -134,7 +139,7 @@ class Dispatcher:
             self._running.cancel()
         self.finish()
         if self._task is not None and not self._task.done() and self._last_words is None:
-            self._last_words = self._task.get_loop().call_later(LAST_WORDS_S, self.kill)
+            self._last_words = self._task.get_loop().call_later(LAST_WORDS_S, self._fall_silent)
 
     def kill(self) -> None:
         """Cancel the callback that runs and forget the rest."""
@@ -146,6 +151,9 @@ class Dispatcher:
             if task is not None and not task.done():
                 task.cancel()
 
+    def _untold_ends(self) -> list[_Call]:
+        return [call for call in self._queue if call.hook in {Hook.LOST, Hook.RELEASED}]
+
     def _push(self, call: _Call) -> None:
         self._queue.append(call)
         self._stir()
@@ -155,11 +163,11 @@ class Dispatcher:
 
     async def _run(self) -> None:
         try:
-            while self._queue or not self._closing:
+            while (self._queue or not self._closing) and self._is_ours:
                 try:
                     await self._turn()
                 except asyncio.CancelledError:
-                    if self._killed:
+                    if self._killed or not self._is_ours:
                         raise
                     self._bear_cancel()
         finally:
@@ -170,12 +178,24 @@ class Dispatcher:
             for call in self._queue:
                 call.pass_by()
 
+    @property
+    def _is_ours(self) -> bool:
+        return os.getpid() == self._owner_pid
+
     def _bear_cancel(self) -> None:
-        """Go on for a moment: asyncio.run() cancels every task at its end, and the term's end is yet to be told."""
+        """Go on: asyncio.run() cancels every task at its end, and the term's end is yet to be told.
+
+        For a moment, if that was it: then the runner ends, too. While that goes on, it was a stranger's whim.
+        """
         if self._task is not None:
             self._task.uncancel()
         if self._last_words is None:
-            self._last_words = asyncio.get_running_loop().call_later(LAST_WORDS_S, self.kill)
+            self._last_words = asyncio.get_running_loop().call_later(LAST_WORDS_S, self._fall_silent)
+
+    def _fall_silent(self) -> None:
+        self._last_words = None
+        if self._closing:
+            self.kill()
 
     async def _turn(self) -> None:
         self._busy = False
@@ -216,6 +236,8 @@ class Dispatcher:
             raise
         except asyncio.CancelledError as error:
             if self._task is not None and self._task.cancelling():
+                if acquired is not None and not self._killed:  # a stranger's: nobody works, and nobody asked it to stop
+                    self._failed(acquired, error)
                 raise
             if acquired is not None and acquired.over.is_set():
                 return True
@@ -243,7 +265,9 @@ class Dispatcher:
         result = callback(*arguments)
         if not inspect.isawaitable(result):
             return
-        task = asyncio.get_running_loop().create_task(_awaited(result), name="pgelect-callback")
+        # A coroutine itself, not wrapped: a wrapper that is cancelled before it begins would leave it never awaited.
+        work = result if inspect.iscoroutine(result) else _awaited(result)
+        task = asyncio.get_running_loop().create_task(work, name="pgelect-callback")
         self._running = task
         if acquired is not None:
             acquired.join(task)

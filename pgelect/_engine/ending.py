@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from pgelect.errors import ShutdownError
+from pgelect.errors import PgElectError, ShutdownError
 
 if TYPE_CHECKING:
     from pgelect._engine.runner import Runner
@@ -20,17 +20,23 @@ _endings: set[asyncio.Task[None]] = set()  # the event loop itself keeps only we
 async def shut_down(runner: Runner, timeout_s: float) -> None:
     """Stop the runner. A cancel is raised after the clean-up; a second one has the link dropped at once.
 
+    A cancel that the caller is already on its way out with, such as through ``async with``, is the first.
+
     Raises:
         ShutdownError: not within ``timeout_s``, or the duty has not stopped; the link was dropped.
     """
     in_callback, in_work, running = runner.dispatcher.inside(), runner.is_called_by_work, runner.running
     reserve_s = min(UNLOCK_RESERVE_S, timeout_s / 4)
-    runner.post_shutdown(min(runner.settings.drain_timeout_s, timeout_s - reserve_s), reserve_s)
+    drain_s = min(runner.settings.drain_timeout_s, timeout_s - reserve_s)
+    runner.post_shutdown(drain_s, reserve_s)
+    duty_s = drain_s if running and not in_work else None  # work that asks for the end cannot be waited for
     ending = asyncio.get_running_loop().create_task(
-        _end(runner, timeout_s, with_callbacks=not in_callback, by_us=running), name="pgelect-shutdown"
+        _end(runner, timeout_s, duty_s, with_callbacks=not in_callback), name="pgelect-shutdown"
     )
     _endings.add(ending)
     ending.add_done_callback(_ended)
+    caller = asyncio.current_task()
+    already = caller is not None and caller.cancelling() > 0  # that is why we were called: the first one of two
     cancels = 0
     while not ending.done():
         try:
@@ -39,7 +45,7 @@ async def shut_down(runner: Runner, timeout_s: float) -> None:
             if in_work:  # the shutdown itself cancels the work that asked for it, and waits for its end
                 raise
             cancels += 1
-            if cancels > 1:
+            if already or cancels > 1:
                 runner.kill()
     if cancels:
         raise asyncio.CancelledError
@@ -52,11 +58,43 @@ def _ended(ending: asyncio.Task[None]) -> None:
         ending.exception()  # seen: whoever was cancelled hears of the cancel instead
 
 
-async def _end(runner: Runner, timeout_s: float, *, with_callbacks: bool, by_us: bool) -> None:
-    stopped = asyncio.get_running_loop().create_task(runner.stopped(with_callbacks=with_callbacks))
+async def _end(runner: Runner, timeout_s: float, duty_s: float | None, *, with_callbacks: bool) -> None:
+    loop = asyncio.get_running_loop()
+    begun_at = loop.time()
+    stopped = loop.create_task(runner.stopped(with_callbacks=with_callbacks))
     await asyncio.wait({stopped}, timeout=timeout_s)
-    if not stopped.done() or (by_us and runner.duty_left):
-        why = runner.waiting_for
+    if stopped.done() and duty_s is not None and runner.duty_left:
+        await _see_duty_end(runner, begun_at + duty_s - loop.time())
+    if not stopped.done() or (duty_s is not None and runner.duty_left):
+        why = _waiting_for(runner)
         runner.kill()
         await asyncio.wait({stopped})
         raise ShutdownError(timeout_s, why)
+
+
+async def _see_duty_end(runner: Runner, within_s: float) -> None:
+    """Wait for what a stop without a release left: the session was lost, so the lock is free, but a duty cleans up."""
+    if runner.life is None or within_s <= 0:
+        return
+    loop = asyncio.get_running_loop()
+    waiting = {loop.create_task(runner.life.drained()), loop.create_task(runner.killed.wait())}
+    try:
+        await asyncio.wait(waiting, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+def _waiting_for(runner: Runner) -> str:
+    """Say what a shutdown that takes too long is waiting for."""
+    if runner.duty_left:
+        return "a duty or an on_acquired callback that has not stopped"
+    return "the server" if runner.is_ending else "a callback that has not returned"
+
+
+def ended_from_outside(by: BaseException) -> PgElectError:
+    """Make the reason of a lock that did not stop by itself, and was not asked to."""
+    return PgElectError(
+        f"the task of the lock was ended from outside ({type(by).__name__}): by code that cancels all tasks, or by the "
+        "end of an event loop in which the lock was not shut down. It has stopped; call start() to campaign again."
+    )

@@ -88,7 +88,9 @@ class LockRefused(SessionEvent):
 
 @dataclass(frozen=True, slots=True)
 class LockGranted(SessionEvent):
-    """The lock is held; there is no token yet."""
+    """The lock is held, by the session ``backend`` where that is known; there is no token yet."""
+
+    backend: Backend | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,6 @@ if TYPE_CHECKING:
 
 
 def settle(future: asyncio.Future[None] | None) -> None:
-    """Finish a future that is there and still pending; otherwise do nothing."""
-    if future is not None and not future.done():
+    """Finish a future that is there and still pending, in a loop that can hear of it; otherwise do nothing."""
+    if future is not None and not future.done() and not future.get_loop().is_closed():
         future.set_result(None)

@@ -16,7 +16,12 @@ log = logging.getLogger("pgelect")
 REPEAT_AFTER_S = 60.0
 """The same kind of failure in a row is logged once, then at most this often, with the number left out."""
 
+FORGOTTEN_AFTER_S = 200.0
+"""Azure's load balancers forget a flow that was idle for 240 s, Amazon's after 350 s; many a NAT is quicker."""
+
 _QUIET = frozenset({LockState.FOLLOWER, LockState.ACQUIRING})
+_AT_STAKE = frozenset({LockState.LEADER, LockState.RECONNECTING})
+_GOOD = frozenset({LockState.LEADER, LockState.RELEASING})
 
 
 class Journal:
@@ -26,24 +31,39 @@ class Journal:
         self._key = key
         self._clock = clock
         self._last: str | None = None
+        self._warned_of = ""  # the reason of the last transition, if that was a warning
         self._logged_at = 0.0
         self._left_out = 0
 
+    def started(self, health_interval_s: float) -> None:
+        """Warn of an interval that does not keep a connection in the memory of what is on its way."""
+        if health_interval_s >= FORGOTTEN_AFTER_S:
+            log.warning(
+                "%s: health_interval_s=%g is long: load balancers and NAT forget a connection that is idle for some "
+                "minutes, and tell neither end. Choose less than %g, unless nothing of the kind is on the way",
+                self._key,
+                health_interval_s,
+                FORGOTTEN_AFTER_S,
+            )
+
     def changed(self, before: LockState, after: LockState, reason: str) -> None:
-        """Log a transition: attempts (polls repeat them) at DEBUG, a lost session at WARNING, others at INFO."""
+        """Log a transition: attempts (polls repeat them) at DEBUG, what was lost at WARNING, others at INFO."""
         level = logging.INFO
         if {before, after} <= _QUIET:
             level = logging.DEBUG
-        elif before is LockState.LEADER and after is not LockState.RELEASING:
+        elif before in _AT_STAKE and after not in _GOOD:
             level = logging.WARNING
+        self._warned_of = reason if level == logging.WARNING else ""
         log.log(level, "%s: %s -> %s (%s)", self._key, before.value, after.value, reason)
         if after is LockState.LEADER:
             self._last = None
 
     def attempt_failed(self, error: Exception | None) -> None:
-        """Log a failed attempt, at a bounded rate."""
+        """Log a failed attempt, or a lost term, at a bounded rate and once."""
         if error is None:
             self._last = None
+            return
+        if str(error) == self._warned_of:
             return
         now, kind = self._clock.now(), type(error).__name__
         if kind == self._last and now - self._logged_at < REPEAT_AFTER_S:

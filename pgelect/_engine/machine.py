@@ -38,6 +38,7 @@ from pgelect._engine.events import (
     Shutdown,
     Start,
     StepDown,
+    TermEnded,
     Tick,
     Unlocked,
     WatchEnded,
@@ -95,12 +96,13 @@ def _apply(m: Machine, event: Event, now: float) -> Step:
     if after.state not in targets:
         raise IllegalEventError(f"{type(event).__name__} led from {m.state.value} to {after.state.value}")
     if after.state is not m.state:
-        effects = (Changed(m.state, after.state, _reason(event)), *effects)
+        effects = (Changed(m.state, after.state, _reason(event, effects)), *effects)
     return after, effects
 
 
-def _reason(event: Event) -> str:
-    error = getattr(event, "error", None)
+def _reason(event: Event, effects: tuple[Effect, ...]) -> str:
+    ended = (effect.error for effect in effects if isinstance(effect, TermEnded))
+    error = next(ended, None) or getattr(event, "error", None)
     return str(error) if error else re.sub(r"(?<!^)(?=[A-Z])", " ", type(event).__name__).lower()
 
 

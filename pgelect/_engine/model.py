@@ -172,5 +172,10 @@ class Term:
         return self._is_current()
 
     async def ended(self) -> None:
-        """Wait until this term is over: lost, or being given up. Returns at once when it already is."""
+        """Wait until this term is over: lost, or being given up. Returns at once when it already is.
+
+        Raises:
+            RuntimeError: called in another event loop than that of the lock.
+            ForkedError: the lock belongs to a parent process.
+        """
         await self._ended()

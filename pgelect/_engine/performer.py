@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from pgelect._engine import events as ev
-from pgelect._engine.backoff import FALLBACK_DELAY_S, Backoff
+from pgelect._engine.backoff import FALLBACK_DELAY_S, STABLE_AFTER_S, Backoff, ShortTerms
 from pgelect._engine.settings import QUEUE_COOLDOWN_S
 from pgelect.errors import PgElectError, SessionLostError
 
@@ -26,8 +26,6 @@ OPEN_WITHIN_S = 30.0
 """For connecting, whatever the number of hosts; each of them has its own connect_timeout (5 s by default)."""
 ANSWER_WITHIN_S = 5.0
 """At least this long for an answer to an attempt: there is no lease yet that could run out."""
-STABLE_AFTER_S = 5.0
-"""A wait that was lost after this long was no failed attempt: reconnect without waiting."""
 
 
 class Performer:
@@ -48,6 +46,7 @@ class Performer:
         self._seen = seen
         self._failures = Backoff(strategy, clock)  # in a row
         self._refusals = Backoff(strategy, clock)  # in a row; for polling
+        self._short_terms = ShortTerms(strategy, clock)
         self._sessions: dict[int, Session] = {}
         self._opened_at = 0.0
 
@@ -57,9 +56,10 @@ class Performer:
         return self._failures.attempts + self._refusals.attempts
 
     def reset(self) -> None:
-        """Forget the failures: this process leads."""
+        """Forget the failures: a new start."""
         self._failures.reset()
         self._refusals.reset()
+        self._short_terms.reset()
 
     def prepare(self, epoch: int) -> None:
         """Make the session of that epoch, unconnected, so that it can be closed from now on."""
@@ -99,8 +99,9 @@ class Performer:
             return self._failed(io, epoch, error)
 
     def _failed(self, io: ev.Io, epoch: int, error: Exception) -> ev.Event:
-        stable = io is ev.Io.WAIT and self._clock.now() - self._opened_at > STABLE_AFTER_S
-        if stable or io in {ev.Io.PROVE, ev.Io.WATCH, ev.Io.UNLOCK}:
+        if io in {ev.Io.PROVE, ev.Io.WATCH, ev.Io.UNLOCK}:
+            return ev.Failed(epoch, error, self._short_terms.lost_s(error))
+        if io is ev.Io.WAIT and self._clock.now() - self._opened_at > STABLE_AFTER_S:
             return ev.Failed(epoch, error, 0.0)
         return ev.Failed(epoch, error, self._failures.next_s(error))
 
@@ -122,6 +123,7 @@ class Performer:
             case ev.Io.MINT:
                 grant = await session.mint(self._settings.trust_s)
                 self._seen(grant.record)
+                self._short_terms.began()
                 return ev.Minted(epoch, sent_at, grant)
             case ev.Io.RESUME:
                 return await self._resume(session, epoch, machine, sent_at)
@@ -129,20 +131,20 @@ class Performer:
                 within_s = min(self._settings.proof_timeout_s, machine.trusted_until - sent_at)
                 if await session.prove(within_s):
                     return ev.Proved(epoch, sent_at)
-                detail = "the server says that this session does not hold the lock, or is in recovery"
-                return ev.Failed(epoch, SessionLostError("disproved", detail), 0.0)
+                detail = "the server says that this session does not hold the lock"
+                return self._failed(io, epoch, SessionLostError("disproved", detail))
             case ev.Io.WATCH:
                 await session.watch(max(0.0, machine.proof_at - sent_at))
                 return ev.WatchEnded(epoch)
             case _:
-                token = machine.grant.token if machine.grant is not None else 0
-                return ev.Unlocked(epoch, await session.unlock(token, self._settings.proof_timeout_s))
+                return await self._unlock(session, epoch, machine)
 
     def _answered(self, epoch: int, answer: LockAnswer) -> ev.Event:
         self._seen(answer.record)
         self._failures.reset()
         if answer.granted:
-            return ev.LockGranted(epoch)
+            self._refusals.reset()
+            return ev.LockGranted(epoch, answer.backend)
         if self._settings.acquire == "queue":
             return ev.LockRefused(epoch, 0.0)
         return ev.LockRefused(epoch, self._refusals.next_s(None))
@@ -152,6 +154,14 @@ class Performer:
             raise PgElectError("there is no term to resume")
         answer = await session.resume(machine.grant, self._settings.trust_s)
         if answer.resumed:
+            self._short_terms.began()
             return ev.Resumed(epoch, sent_at, answer.backend or machine.grant.backend)
         error = SessionLostError("disproved", f"the term could not go on after the session was lost: {answer.why}")
         return ev.ResumeRefused(epoch, answer.final, error)
+
+    async def _unlock(self, session: Session, epoch: int, machine: Machine) -> ev.Event:
+        token = machine.grant.token if machine.grant is not None else 0
+        was_held = await session.unlock(token, self._settings.proof_timeout_s)
+        if was_held:
+            self._short_terms.reset()
+        return ev.Unlocked(epoch, was_held)

@@ -7,6 +7,7 @@ Deciding is the machine's; this file only carries out. Its rules:
   the next event, so no server can hold up a deadline.
 - The new snapshot is published before any callback is told.
 - However the task ends, by cancel and by bug too, the link is dropped and the state is STOPPED.
+- In a fork's child, which may leave through the loop of its parent, it does nothing and tells nobody.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 from pgelect._engine import events as ev
 from pgelect._engine.backoff import Backoff
 from pgelect._engine.dispatch import Dispatcher
+from pgelect._engine.ending import ended_from_outside
 from pgelect._engine.futures import settle
 from pgelect._engine.hooks import Hook
 from pgelect._engine.journal import Journal
 from pgelect._engine.machine import step
 from pgelect._engine.model import Grant, LeaderRecord, LockState, Term
 from pgelect._engine.performer import Performer
-from pgelect._engine.state import Machine
+from pgelect._engine.state import Machine, Snapshot
 from pgelect._engine.term import TermLife
 from pgelect.errors import ConnectionError, SessionLostError  # noqa: A004 -- ours on purpose
 
@@ -44,17 +45,6 @@ CLOSE_WITHIN_S = 1.0
 """An orderly close may cancel a wait on the server; after this long the link is dropped instead."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What everybody else may know, replaced as a whole at each step; safe to read from any thread."""
-
-    state: LockState = LockState.STOPPED
-    trusted_until: float = -inf
-    proved_at: float = -inf
-    number: int = 0
-    term: Term | None = None
-
-
 class Runner:
     """Runs one lock from start to stop, any number of times."""
 
@@ -67,6 +57,7 @@ class Runner:
         self.stop_reason: Exception | None = None
         self.dispatcher = Dispatcher(self._acquired_failed)
         self.pid = os.getpid()
+        self.killed = asyncio.Event()  # whoever waits for work to end is to wait no longer
         self._clock = clock
         self._journal = Journal(settings.key, clock)
         self._spurned = Backoff(strategy, clock)  # on_acquired failed, in a row
@@ -96,7 +87,7 @@ class Runner:
             seen.state is LockState.LEADER
             and (number is None or number == seen.number)
             and self._clock.now() < seen.trusted_until
-            and os.getpid() == self.pid
+            and self._is_ours
         )
 
     def is_trusted_within(self, seconds: float) -> bool:
@@ -123,9 +114,12 @@ class Runner:
         self._spurned.reset()
         self.stop_reason = None
         self.pid = os.getpid()
+        self.killed = asyncio.Event()
         self._close_within_s = CLOSE_WITHIN_S
-        self.dispatcher.kill()  # of an earlier run: a callback may still hang, a session may still be closing
-        await self.stopped(with_callbacks=True)
+        if self._task is not None:  # of an earlier run: a callback may still hang, a session may still be closing
+            self.dispatcher.kill()
+            await self.stopped(with_callbacks=True)
+        self._journal.started(self.settings.health_interval_s)
         self._first = loop.create_future()
         self.dispatcher.start()
         self._task = loop.create_task(self._run(), name=f"pgelect-runner {self.settings.key}")
@@ -154,18 +148,15 @@ class Runner:
 
     async def stopped(self, *, with_callbacks: bool) -> None:
         """Wait until the task has ended, and the callbacks have run (a callback must not wait for itself)."""
-        if self._task is not None and not self._task.done():
+        if self._task is not None and self.is_ending:
             await asyncio.wait({self._task})
         if with_callbacks:
             await self.dispatcher.close()
 
     @property
-    def waiting_for(self) -> str:
-        """What a shutdown that takes too long is waiting for."""
-        if self.duty_left:
-            return "a duty or an on_acquired callback that has not stopped"
-        closing = self._task is not None and not self._task.done()
-        return "the server" if closing else "a callback that has not returned"
+    def is_ending(self) -> bool:
+        """The task has not ended yet: there is a session to be closed."""
+        return self._task is not None and not self._task.done()
 
     @property
     def duty_left(self) -> bool:
@@ -184,6 +175,7 @@ class Runner:
 
     def kill(self) -> None:
         """Drop the link and stop at once, awaiting nothing. The callbacks have a last moment to hear of it."""
+        self.killed.set()
         self._apply(ev.Abort(None))
         self.dispatcher.hurry()
         for task in (self._task, self._draining, *self._background):
@@ -191,8 +183,17 @@ class Runner:
                 task.cancel()
 
     def forsake(self) -> None:
-        """Drop the links; for a runner whose event loop is closed, so that nothing else can be done."""
+        """End the trust, then drop the links; for a runner whose event loop is closed: nothing else can be done."""
+        self.snapshot = Snapshot()
         self._performer.abandon()
+
+    def succeed(self, old: Runner) -> None:
+        """Go on for a runner that is forsaken: what was seen, the callbacks, and the untold end of its term."""
+        if old.snapshot.term is not None:
+            old.dispatcher.post(Hook.LOST, old.snapshot.term, life=old.life)
+        old.forsake()
+        self.record = old.record
+        self.dispatcher.take_over(old.dispatcher)
 
     def post(self, event: ev.Event) -> None:
         """Hand an event to the task."""
@@ -208,20 +209,23 @@ class Runner:
     # -- the task ------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
             self._apply(ev.Start())
-            while self._machine.state is not LockState.STOPPED:
+            while self._machine.state is not LockState.STOPPED and self._is_ours:
                 self._apply(await self._next())
-        except asyncio.CancelledError:
-            self._apply(ev.Abort(None))
-            raise
         except Exception as error:  # noqa: BLE001 -- a bug: say so, and leave nothing behind
             self._journal.bug(error)
             self._apply(ev.Abort(error))
+        except GeneratorExit:  # the loop was closed long ago
+            raise
+        except BaseException as error:  # a stranger: kill() stops the machine before it cancels us
+            self._apply(ev.Abort(ended_from_outside(error)))
+            raise
         finally:
             settle(self._first)
             self.dispatcher.finish()
-            if self._background:
+            if self._background and not loop.is_closed():
                 await asyncio.wait(self._background, timeout=CLOSE_WITHIN_S + 1.0)
 
     async def _next(self) -> ev.Event:
@@ -240,6 +244,8 @@ class Runner:
         return self._inbox.popleft()
 
     def _apply(self, event: ev.Event) -> None:
+        if not self._is_ours:
+            return
         self._machine, effects = step(self._machine, event, self._clock.now())
         for effect in effects:
             if isinstance(effect, ev.TermBegan):
@@ -279,14 +285,14 @@ class Runner:
             case ev.Close(epoch, orderly):
                 if session := self._performer.take(epoch):
                     if orderly and not self._task_is_ending():
-                        self._spawn(session.close(self._close_within_s))
+                        closing = self._spawn(session.close(self._close_within_s))
+                        closing.add_done_callback(lambda _: session.abandon())  # it may be cancelled before it began
                     else:
                         session.abandon()
             case ev.Changed(before, after, reason):
                 self._journal.changed(before, after, reason)
                 self.dispatcher.post(Hook.STATE_CHANGE, before, after)
             case ev.TermBegan():
-                self._performer.reset()
                 self.dispatcher.post(Hook.ACQUIRED, self._term, life=self._life)
             case ev.Drain(number):
                 self._drain(number)
@@ -324,7 +330,7 @@ class Runner:
             acquired_at=grant.acquired_at,
             metadata=self.settings.metadata,
             _is_current=partial(self.is_trusted, self._machine.number),
-            _ended=life.over.wait,
+            _ended=life.ended,
         )
 
     def _drain(self, number: int) -> None:
@@ -375,6 +381,10 @@ class Runner:
     def _seen(self, record: LeaderRecord | None) -> None:
         if record is not None:
             self.record = record
+
+    @property
+    def _is_ours(self) -> bool:
+        return os.getpid() == self.pid
 
     def _task_is_ending(self) -> bool:
         return self._task is None or self._task.cancelling() > 0

@@ -21,10 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LockAnswer:
-    """The answer to an attempt for the lock: granted or not, and the token row as seen (None: no row, no fencing)."""
+    """The answer to an attempt for the lock.
+
+    Attributes:
+        granted: the lock is ours.
+        record: the token row as seen; None: no row, or no fencing.
+        backend: the session that answered, where known.
+    """
 
     granted: bool
     record: LeaderRecord | None = None
+    backend: Backend | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,7 @@ class Session(Protocol):
 
         Raises:
             FenceBusyError: a transaction of an earlier term holds the token row and could not be ended.
+            SessionLostError: the session ended, or the server says that it does not hold the lock any more.
         """
 
     async def resume(self, grant: Grant, within_s: float) -> ResumeAnswer:
@@ -83,7 +91,7 @@ class Session(Protocol):
         """Prove leadership. False: the server says that this session does not hold the lock (definite).
 
         Raises:
-            SessionLostError: no proof within the time, or the session ended.
+            SessionLostError: no proof within the time, or the session ended, or its server is a standby now.
             PgElectError: the statement failed but the session is usable, such as a cancel by an administrator.
         """
 

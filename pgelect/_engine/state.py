@@ -10,7 +10,7 @@ from pgelect._engine.model import LockState
 
 if TYPE_CHECKING:
     from pgelect._engine.events import Io
-    from pgelect._engine.model import Backend, Grant, LockKey
+    from pgelect._engine.model import Backend, Grant, LockKey, Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Machine:
     lead_at: float = inf  # ACQUIRING: a takeover delay is over
     until: float = inf  # RECONNECTING: the grace is over. RELEASING: the drain is over
     drained: bool = False  # RELEASING: the duty has stopped
-    cooldown_s: float = 0.0  # RELEASING: stay out for this long afterwards
+    cooldown_s: float = 0.0  # RECONNECTING, RELEASING: stay out for this long afterwards
     stopping: bool = False  # RELEASING: stop afterwards
     ghost: Backend | None = None  # a session of ours that the server may still keep alive
 
@@ -62,3 +62,14 @@ class Machine:
         if self.state is LockState.ACQUIRING:
             due.append(self.lead_at)
         return min(due)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What everybody else may know, replaced as a whole at each step; safe to read from any thread."""
+
+    state: LockState = LockState.STOPPED
+    trusted_until: float = -inf
+    proved_at: float = -inf
+    number: int = 0
+    term: Term | None = None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextvars import ContextVar
 from typing import Any
+
+from pgelect._engine.home import check_loop, check_process
 
 _working_for: ContextVar[TermLife | None] = ContextVar("pgelect_term", default=None)
 
@@ -14,6 +17,8 @@ class TermLife:
 
     def __init__(self) -> None:
         self.over = asyncio.Event()  # set once, when leadership ends or is being given up
+        self._loop = asyncio.get_running_loop()
+        self._owner_pid = os.getpid()
         self.announced = False  # on_acquired has begun to run
         self._tasks: set[asyncio.Task[Any]] = set()  # cancelled when the term is over
         self._guests: dict[asyncio.Future[None], asyncio.Task[Any] | None] = {}  # waited for, not cancelled; by whom
@@ -55,6 +60,19 @@ class TermLife:
         self.over.set()
         for task in tuple(self._tasks):
             task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until the term is over. When its event loop is closed, nobody keeps it up any more: it counts as over.
+
+        Raises:
+            RuntimeError: it is not over, and lives in another event loop, which alone can wait for its end.
+            ForkedError: it belongs to a parent process.
+        """
+        check_process(self._owner_pid)
+        if self.over.is_set() or self._loop.is_closed():
+            return
+        check_loop(self._loop)
+        await self.over.wait()
 
     @property
     def busy(self) -> bool:

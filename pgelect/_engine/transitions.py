@@ -123,11 +123,12 @@ def _end_term(
     over: list[Effect] = [TermEnded(m.grant, released=released, error=error)]
     ghost = None if released else m.grant.backend
     m, closing = _drop(m, orderly=released)
+    over += [*closing] if error is None else [*closing, Report(error)]
     m = replace(m, ghost=ghost)
     if stop or not m.rules.auto_reacquire:
         halt = () if stop else (Halt(error, exhausted=False),)
-        return _stop(m), (*over, *closing, *halt)
-    return replace(_forget_term(m), state=FOLLOWER, wake_at=now + cooldown_s), (*over, *closing)
+        return _stop(m), (*over, *halt)
+    return replace(_forget_term(m), state=FOLLOWER, wake_at=now + cooldown_s), tuple(over)
 
 
 def retry(m: Machine, event: Failed, now: float) -> Step:
@@ -177,8 +178,8 @@ def waited_refused(m: Machine, _: LockRefused, __: float) -> Step:
     return _begin(m, Io.WAIT)
 
 
-def granted(m: Machine, _: LockGranted, __: float) -> Step:
-    return _begin(replace(m, state=ACQUIRING, settled=True, ghost=None), Io.MINT)
+def granted(m: Machine, event: LockGranted, _: float) -> Step:
+    return _begin(replace(m, state=ACQUIRING, settled=True, ghost=event.backend), Io.MINT)  # should the mint not end
 
 
 def minted(m: Machine, event: Minted, now: float) -> Step:
@@ -203,8 +204,8 @@ def acquiring_tick(m: Machine, _: Tick, now: float) -> Step:
 
 
 def leave(m: Machine, _: Shutdown, __: float) -> Step:
-    """Stop from a state without leadership. A wait in the server's queue is cancelled in an orderly way."""
-    m, closing = _drop(m, orderly=m.io is Io.WAIT)
+    """Stop from a state without leadership. What the server may be waiting for is cancelled in an orderly way."""
+    m, closing = _drop(m, orderly=m.io in {Io.WAIT, Io.MINT})
     return _stop(m), closing
 
 
@@ -227,11 +228,14 @@ def watch_ended(m: Machine, _: WatchEnded, now: float) -> Step:
 
 def lost(m: Machine, event: Failed, now: float) -> Step:
     if m.rules.reconnect_grace_s <= 0:
-        return _end_term(m, now, event.error, 0.0, released=False, stop=False)
-    m, closing = _drop(m)
-    m = replace(m, state=RECONNECTING, until=now + m.rules.reconnect_grace_s, wake_at=inf, trusted_until=-inf)
+        return _end_term(m, now, event.error, event.retry_in_s or 0.0, released=False, stop=False)
+    cooldown_s = event.retry_in_s or 0.0  # for when the grace is over
+    m = replace(m, state=RECONNECTING, until=now + m.rules.reconnect_grace_s, trusted_until=-inf, cooldown_s=cooldown_s)
+    m, effects = grace_retry(m, event, now)
+    if m.wake_at > now:
+        return m, effects
     m, opening = _open(m)
-    return m, (*closing, Report(event.error), *opening)
+    return m, (*effects, *opening)
 
 
 def step_down(m: Machine, event: StepDown, now: float) -> Step:
@@ -271,12 +275,12 @@ def releasing_shutdown(m: Machine, event: Shutdown, now: float) -> Step:
 
 def released(m: Machine, event: Unlocked, now: float) -> Step:
     error = None if event.was_held else LockError(m.rules.key)
-    after, effects = _end_term(m, now, error, m.cooldown_s, released=event.was_held, stop=m.stopping)
-    return after, effects if error is None else (*effects, Report(error))
+    return _end_term(m, now, error, m.cooldown_s, released=event.was_held, stop=m.stopping)
 
 
 def releasing_lost(m: Machine, event: Failed, now: float) -> Step:
-    return _end_term(m, now, event.error, m.cooldown_s, released=False, stop=m.stopping)
+    cooldown_s = max(m.cooldown_s, event.retry_in_s or 0.0)
+    return _end_term(m, now, event.error, cooldown_s, released=False, stop=m.stopping)
 
 
 # -- RECONNECTING ------------------------------------------------------------------------------------------------------
@@ -291,13 +295,13 @@ def resumed(m: Machine, event: Resumed, now: float) -> Step:
     m = replace(_trust(m, event.sent_at), grant=replace(m.grant, backend=event.backend))  # now the possible ghost
     if now >= m.trusted_until:
         return grace_retry(m, Failed(m.epoch, _too_late(), 0.0), now)
-    return _idle(replace(m, state=LEADER, until=inf, wake_at=inf), now)
+    return _idle(replace(m, state=LEADER, until=inf, wake_at=inf, cooldown_s=0.0), now)
 
 
 def resume_refused(m: Machine, event: ResumeRefused, now: float) -> Step:
     if not event.final:
         return replace(m, io=None, wake_at=now + RESUME_AGAIN_S), ()
-    return _end_term(m, now, event.error, 0.0, released=False, stop=False)
+    return _end_term(m, now, event.error, m.cooldown_s, released=False, stop=False)
 
 
 def grace_retry(m: Machine, event: Failed, now: float) -> Step:
@@ -309,7 +313,7 @@ def grace_retry(m: Machine, event: Failed, now: float) -> Step:
 def reconnecting_tick(m: Machine, _: Tick, now: float) -> Step:
     if now >= m.until:
         error = SessionLostError("expired", "the session could not be resumed within reconnect_grace_s")
-        return _end_term(m, now, error, 0.0, released=False, stop=False)
+        return _end_term(m, now, error, m.cooldown_s, released=False, stop=False)
     if now < m.wake_at:
         return m, ()
     return _begin(replace(m, wake_at=inf), Io.RESUME) if m.connected else _open(m)
@@ -317,7 +321,7 @@ def reconnecting_tick(m: Machine, _: Tick, now: float) -> Step:
 
 def reconnecting_step_down(m: Machine, event: StepDown, now: float) -> Step:
     error = SessionLostError("closed", "stepped down while the session was lost")
-    return _end_term(m, now, error, event.cooldown_s, released=False, stop=False)
+    return _end_term(m, now, error, max(m.cooldown_s, event.cooldown_s), released=False, stop=False)
 
 
 def reconnecting_shutdown(m: Machine, _: Shutdown, now: float) -> Step:

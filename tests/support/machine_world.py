@@ -85,6 +85,7 @@ def answers(m: Machine, sent_at: float) -> Iterator[Event]:  # one flat list of 
             yield ev.Unlocked(m.epoch, was_held=False)
     if m.io in {Io.PROVE, Io.WATCH, Io.UNLOCK}:
         yield ev.Failed(m.epoch, LOST, 0.0)
+        yield ev.Failed(m.epoch, LOST, RETRY_S)
     else:
         yield ev.Failed(m.epoch, LOST, RETRY_S)
         yield ev.Failed(m.epoch, LOST, None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pgelect._engine.events import Changed, Close, Effect, Event, Halt, Io, TermEnded
+from pgelect._engine.events import Changed, Close, Effect, Event, Halt, Io, Report, TermEnded
 from pgelect._engine.machine import step
 from pgelect._engine.model import Backend, Grant, LockKey, LockState
 from pgelect._engine.state import Machine, Rules
@@ -150,6 +150,8 @@ def gone(
         TermEnded(GRANT, released=False, error=error),
         Close(EPOCH, orderly=False),
     )
+    if error is not None:
+        effects = (*effects, Report(error))
     return (*effects, Halt(error, exhausted=False)) if halt else effects
 
 

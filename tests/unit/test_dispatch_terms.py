@@ -1,6 +1,9 @@
 """Callbacks of a term: every begin that is told has exactly one end, and what runs for a term ends with it."""
 
 import asyncio
+import gc
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -230,3 +233,25 @@ async def test_a_kill_during_on_acquired_cancels_it() -> None:
         await began.wait()
         one.dispatcher.kill()
         await asyncio.wait_for(ended.wait(), 1.0)
+
+
+async def test_an_async_callback_that_is_cancelled_before_its_first_step_is_no_warning() -> None:
+    """Regression: "coroutine was never awaited", which fails the test suite of whoever has warnings as errors."""
+    async with desk() as one:
+        begun: list[str] = []
+
+        async def acquired() -> None:
+            begun.append("acquired")
+
+        def end_now() -> Coroutine[Any, Any, None]:
+            asyncio.get_running_loop().call_soon(life.end)
+            return acquired()
+
+        one.dispatcher.add(Hook.ACQUIRED, end_now)
+        one.hear(Hook.LOST)
+        life = one.begin_term()
+        await eventually(life.over.is_set)
+        await one.dispatcher.flush()
+        gc.collect()
+        one.end_term(life)
+    assert one.failed == []

@@ -34,6 +34,7 @@ from tests.support.machines import (
     IDLE,
     MINTING,
     NOW,
+    OTHER_BACKEND,
     POLLING,
     RULES,
     STOPPED,
@@ -101,8 +102,8 @@ FOLLOWING = [
     Case(
         "a lock granted in the queue is followed by the minting of its token",
         replace(WAITING, ghost=BACKEND),
-        LockGranted(EPOCH),
-        {"state": ACQUIRING, "io": Io.MINT, "ghost": None},
+        LockGranted(EPOCH, OTHER_BACKEND),
+        {"state": ACQUIRING, "io": Io.MINT, "ghost": OTHER_BACKEND},
         (Changed(FOLLOWER, ACQUIRING, "lock granted"), Do(Io.MINT, EPOCH)),
     ),
     Case(
@@ -188,8 +189,8 @@ TRYING_IT = [
     Case(
         "a lock that was granted at once is followed by the minting of its token",
         TRYING,
-        LockGranted(EPOCH),
-        {"settled": True, "io": Io.MINT},
+        LockGranted(EPOCH, BACKEND),
+        {"settled": True, "io": Io.MINT, "ghost": BACKEND},
         (Do(Io.MINT, EPOCH),),
     ),
     Case(
@@ -243,6 +244,20 @@ TRYING_IT = [
         Failed(EPOCH, ConfigurationError("no right to write the row"), 2.0),
         {**DROPPED, "state": FOLLOWER, "wake_at": NOW + 2},
         (Changed(ACQUIRING, FOLLOWER, "no right to write the row"), Close(EPOCH, orderly=False), AttemptFailed(ANY)),
+    ),
+    Case(
+        "a session whose minting failed may still hold the lock: it is the ghost to be ended then",
+        replace(MINTING, ghost=OTHER_BACKEND),
+        Failed(EPOCH, DOWN, 2.0),
+        {**DROPPED, "state": FOLLOWER, "wake_at": NOW + 2, "ghost": OTHER_BACKEND},
+        (Changed(ACQUIRING, FOLLOWER, "connection refused"), Close(EPOCH, orderly=False), AttemptFailed(DOWN)),
+    ),
+    Case(
+        "a shutdown during a minting has the server cancel it: it may be waiting for a standby, with the lock held",
+        MINTING,
+        Shutdown(5.0),
+        {**DROPPED, "state": STOPPED},
+        (Changed(ACQUIRING, STOPPED, "shutdown"), Close(EPOCH, orderly=True)),
     ),
     Case(
         "a shutdown during an attempt drops the link without a word: the answer is not waited for",

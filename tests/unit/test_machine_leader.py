@@ -20,9 +20,11 @@ from pgelect._engine.events import (
     StepDown,
     WatchEnded,
 )
+from pgelect._engine.transitions import GRACE_RETRY_S
 from pgelect.errors import PgElectError, SessionLostError
 from tests.support.machines import (
     BACKEND,
+    DROPPED,
     EPOCH,
     FOLLOWER,
     INTERVAL_S,
@@ -93,6 +95,27 @@ CASES = [
         Failed(EPOCH, KILLED, 0.0),
         without_term(state=FOLLOWER, wake_at=NOW, ghost=BACKEND),
         gone(str(KILLED), before=LEADER, after=FOLLOWER, error=KILLED),
+    ),
+    Case(
+        "a lost term that followed others like it is made good after the delay of the strategy",
+        LEADING,
+        Failed(EPOCH, KILLED, 3.0),
+        without_term(state=FOLLOWER, wake_at=NOW + 3, ghost=BACKEND),
+        gone(str(KILLED), before=LEADER, after=FOLLOWER, error=KILLED),
+    ),
+    Case(
+        "with a grace, a session that is lost soon again is made good after a moment; the delay is for after the grace",
+        ruled(LEADING, **GRACE),
+        Failed(EPOCH, KILLED, 3.0),
+        {
+            **DROPPED,
+            "state": RECONNECTING,
+            "wake_at": NOW + GRACE_RETRY_S,
+            "until": NOW + 5,
+            "trusted_until": -inf,
+            "cooldown_s": 3.0,
+        },
+        (Changed(LEADER, RECONNECTING, str(KILLED)), Close(EPOCH, orderly=False), Report(KILLED)),
     ),
     Case(
         "without auto_reacquire, a lost term stops the lock",

@@ -141,7 +141,10 @@ def test_there_is_no_dead_end(seed: int) -> None:
             event = ev.Start()
         elif m.state is LockState.RELEASING and not m.drained:
             event = ev.Drained(m.number)
-        elif m.deadline < now + 0.01 or m.io is None or (m.io is Io.WATCH and not m.drained):
+        elif m.io is None:
+            now = max(now, m.deadline)
+            event = ev.Tick()
+        elif m.deadline < now + 0.01 or (m.io is Io.WATCH and not m.drained):
             now = max(now, min(m.deadline, m.proof_at))
             event = ev.Tick() if m.deadline <= m.proof_at else next(answers(m, sent_at))
         else:

@@ -52,6 +52,10 @@ KILLED = SessionLostError("closed", "the backend was terminated")
 MOVED_ON = SessionLostError("disproved", "another term has begun")
 BUG = RuntimeError("a bug")
 
+OVER = "the session could not be resumed within reconnect_grace_s"
+STEPPED_DOWN = "stepped down while the session was lost"
+SHUT_DOWN = "shut down while the session was lost"
+
 ON_ANOTHER = replace(GRANT, backend=OTHER_BACKEND)
 
 
@@ -112,6 +116,50 @@ CASES = [
         gone(str(MOVED_ON), before=RECONNECTING, after=FOLLOWER, error=MOVED_ON),
     ),
     Case(
+        "a delay that was asked for when the session was lost is kept after a term that cannot go on",
+        replace(RESUMING, cooldown_s=3.0),
+        ResumeRefused(EPOCH, final=True, error=MOVED_ON),
+        without_term(state=FOLLOWER, wake_at=NOW + 3, ghost=BACKEND),
+        gone(str(MOVED_ON), before=RECONNECTING, after=FOLLOWER, error=MOVED_ON),
+    ),
+    Case(
+        "it is forgotten when the term goes on",
+        replace(RESUMING, cooldown_s=3.0),
+        Resumed(EPOCH, NOW - 1, OTHER_BACKEND),
+        {
+            "state": LEADER,
+            "grant": ON_ANOTHER,
+            "io": Io.WATCH,
+            "until": inf,
+            "trusted_until": NOW - 1 + TRUST_S,
+            "proof_at": NOW - 1 + INTERVAL_S,
+            "cooldown_s": 0.0,
+        },
+        (Changed(RECONNECTING, LEADER, "resumed"), Do(Io.WATCH, EPOCH)),
+    ),
+    Case(
+        "it is kept when the grace is over",
+        replace(BETWEEN_TRIES, until=NOW, cooldown_s=3.0),
+        Tick(),
+        {**without_term(state=FOLLOWER, wake_at=NOW + 3, ghost=BACKEND), "epoch": EPOCH},
+        (
+            Changed(RECONNECTING, FOLLOWER, OVER),
+            TermEnded(GRANT, released=False, error=Lost("expired")),
+            Report(Lost("expired")),
+        ),
+    ),
+    Case(
+        "it is kept by a step-down that would be shorter",
+        replace(BETWEEN_TRIES, cooldown_s=3.0),
+        StepDown(6.0, 1.5),
+        {**without_term(state=FOLLOWER, wake_at=NOW + 3, ghost=BACKEND), "epoch": EPOCH},
+        (
+            Changed(RECONNECTING, FOLLOWER, STEPPED_DOWN),
+            TermEnded(GRANT, released=False, error=Lost("closed")),
+            Report(Lost("closed")),
+        ),
+    ),
+    Case(
         "without auto_reacquire, a term that cannot go on stops the lock",
         ruled(RESUMING, auto_reacquire=False),
         ResumeRefused(EPOCH, final=True, error=MOVED_ON),
@@ -153,7 +201,7 @@ CASES = [
         REOPENING,
         Tick(),
         without_term(state=FOLLOWER, wake_at=NOW + 5, ghost=BACKEND),
-        gone("tick", before=RECONNECTING, after=FOLLOWER, error=Lost("expired")),
+        gone(OVER, before=RECONNECTING, after=FOLLOWER, error=Lost("expired")),
         at=NOW + 5,
     ),
     Case(
@@ -161,7 +209,7 @@ CASES = [
         ruled(REOPENING, auto_reacquire=False),
         Tick(),
         without_term(state=STOPPED, ghost=BACKEND),
-        gone("tick", before=RECONNECTING, after=STOPPED, error=Lost("expired"), halt=True),
+        gone(OVER, before=RECONNECTING, after=STOPPED, error=Lost("expired"), halt=True),
         at=NOW + 5,
     ),
     Case(
@@ -169,21 +217,21 @@ CASES = [
         REOPENING,
         StepDown(6.0, 1.5),
         without_term(state=FOLLOWER, wake_at=NOW + 1.5, ghost=BACKEND),
-        gone("step down", before=RECONNECTING, after=FOLLOWER, error=Lost("closed")),
+        gone(STEPPED_DOWN, before=RECONNECTING, after=FOLLOWER, error=Lost("closed")),
     ),
     Case(
         "without auto_reacquire, stepping down during the grace stops the lock",
         ruled(RESUMING, auto_reacquire=False),
         StepDown(6.0, 1.5),
         without_term(state=STOPPED, ghost=BACKEND),
-        gone("step down", before=RECONNECTING, after=STOPPED, error=Lost("closed"), halt=True),
+        gone(STEPPED_DOWN, before=RECONNECTING, after=STOPPED, error=Lost("closed"), halt=True),
     ),
     Case(
         "a shutdown during the grace gives the term up as lost, and stops",
         RESUMING,
         Shutdown(6.0),
         without_term(state=STOPPED, ghost=BACKEND),
-        gone("shutdown", before=RECONNECTING, after=STOPPED, error=Lost("closed")),
+        gone(SHUT_DOWN, before=RECONNECTING, after=STOPPED, error=Lost("closed")),
     ),
     Case(
         "an abort during the grace ends the term",

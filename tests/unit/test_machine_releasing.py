@@ -156,7 +156,7 @@ CASES = [
         Unlocked(EPOCH, was_held=False),
         without_term(state=FOLLOWER, wake_at=NOW + 1.5, ghost=BACKEND),
         (
-            Changed(RELEASING, FOLLOWER, "unlocked"),
+            Changed(RELEASING, FOLLOWER, str(NotHeld(RULES.key))),
             TermEnded(GRANT, released=False, error=NotHeld(RULES.key)),
             Close(EPOCH, orderly=False),
             Report(NotHeld(RULES.key)),
@@ -167,6 +167,13 @@ CASES = [
         replace(DRAINING, cooldown_s=1.5),
         Failed(EPOCH, KILLED, 0.0),
         without_term(state=FOLLOWER, wake_at=NOW + 1.5, ghost=BACKEND),
+        gone(str(KILLED), before=RELEASING, after=FOLLOWER, error=KILLED),
+    ),
+    Case(
+        "the longer one of the cooldown and the delay after losses in a row is kept",
+        replace(DRAINING, cooldown_s=1.5),
+        Failed(EPOCH, KILLED, 3.0),
+        without_term(state=FOLLOWER, wake_at=NOW + 3, ghost=BACKEND),
         gone(str(KILLED), before=RELEASING, after=FOLLOWER, error=KILLED),
     ),
     Case(

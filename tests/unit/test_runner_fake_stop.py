@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pgelect import FixedInterval, LockState
+from pgelect import FixedInterval, LockState, ShutdownError, Term
 from pgelect.testing import FakeServer
 from tests.support.fake_locks import KEY, Elector
 from tests.support.waiting import eventually
@@ -96,3 +96,76 @@ async def test_a_start_after_a_stop_of_its_own_is_claimed_at_once_though_an_old_
     server.terminate(server.sessions()[0])
     await a.is_told("lost", 2)
     await a.lock.shutdown()
+
+
+async def _lead_and_lose(a: Elector, clean_up_s: float) -> tuple[asyncio.Task[None], list[str]]:
+    """A duty that takes a moment to clean up runs, and the session is lost for good within the grace."""
+    story: list[str] = []
+
+    async def duty(_: Term) -> None:
+        story.append("begins")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(clean_up_s)
+            story.append("has cleaned up")
+
+    serving = asyncio.create_task(a.lock.lead(duty, repeat=True))
+    await eventually(lambda: story, message="the duty runs")
+    a.server.stop()
+    await eventually(lambda: a.lock.state is LockState.RECONNECTING, message="the loss is noticed")
+    return serving, story
+
+
+async def test_a_shutdown_within_the_grace_waits_for_the_duty_to_clean_up() -> None:
+    """Regression: "did not finish within 3 s" at once, as the lock itself had nothing to wait for."""
+    a = Elector(FakeServer(), reconnect_grace_s=60.0)
+    await a.lock.start()
+    await a.leads()
+    serving, story = await _lead_and_lose(a, 0.2)
+    await a.lock.shutdown(3.0)
+    assert story == ["begins", "has cleaned up"]
+    assert a.terms == [("acquired", 1), ("lost", 1)]
+    await asyncio.wait({serving})
+
+
+async def test_a_shutdown_within_the_grace_says_so_when_the_duty_takes_too_long() -> None:
+    a = Elector(FakeServer(), reconnect_grace_s=60.0)
+    await a.lock.start()
+    await a.leads()
+    serving, story = await _lead_and_lose(a, 1.0)
+    began_at = asyncio.get_running_loop().time()
+    with pytest.raises(ShutdownError, match="a duty"):
+        await a.lock.shutdown(0.2)
+    assert asyncio.get_running_loop().time() - began_at >= 0.1
+    assert story == ["begins"]
+    assert a.lock.state is LockState.STOPPED
+    await asyncio.wait({serving})
+
+
+async def test_a_shutdown_whose_session_is_lost_while_the_duty_drains_waits_for_the_duty() -> None:
+    a = Elector(FakeServer())
+    await a.lock.start()
+    await a.leads()
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def duty(_: Term) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await may_end.wait()
+
+    serving = asyncio.create_task(a.lock.lead(duty))
+    await begun.wait()
+    stopping = asyncio.create_task(a.lock.shutdown(5.0))
+    await eventually(lambda: a.lock.state is LockState.RELEASING, message="the drain has begun")
+    a.server.terminate(a.server.holders(KEY)[0])
+    await a.is_told("lost", 1)
+    assert a.lock.state is LockState.STOPPED
+    for _ in range(5):
+        await asyncio.sleep(0.01)
+        assert not stopping.done()
+    may_end.set()
+    await stopping
+    await asyncio.wait({serving})
