@@ -67,7 +67,8 @@ async def check_token(conn: AsyncConnection[Any], key: LockKey, token: int) -> N
         StaleTokenError: the term is over; roll back.
         ConfigurationError: the connection is in autocommit mode outside a transaction: the check would protect nothing.
         SchemaError: the schema is missing, or the role may not call the check.
-        PgElectError: the server refused for another reason, or the connection ended.
+        SessionLostError: the connection ended during the check.
+        PgElectError: the server refused for another reason.
     """
     if conn.autocommit and conn.info.transaction_status == pq.TransactionStatus.IDLE:
         raise ConfigurationError(

@@ -35,21 +35,21 @@ async def try_lock(session: Opened, ghost: Backend | None, deadline: Deadline) -
 async def wait_lock(session: Opened, deadline: Deadline, *, first: bool = False) -> LockAnswer:
     """Wait in the server's queue for one slice. ``first``: make the session ready to lead before that."""
     options = session.options
-    query = sql.wait_lock(options.key, lease_ms(options.lease_s), fencing=options.fencing)
+    query = sql.wait_lock(options, session.facts, lease_ms(options.lease_s))
     if first and options.fencing:
-        query = sql.rehearse(options, session.facts.backend) + query
+        query = sql.rehearse(options, session.facts) + query
     return await session.answer(query, deadline, f"waiting for the lock {options.key}")
 
 
 async def _try(session: Opened, deadline: Deadline) -> LockAnswer:
     options = session.options
-    query = sql.try_lock(options.key, lease_ms(options.lease_s), fencing=options.fencing)
+    query = sql.try_lock(options, session.facts, lease_ms(options.lease_s))
     return await session.answer(query, deadline, f"trying for the lock {options.key}")
 
 
 async def _end_ghost(session: Opened, ghost: Backend, deadline: Deadline) -> bool:
     """End our own lost session if it holds the lock. False: it does not, or this role may not."""
-    query = sql.end_ghost(session.options.key, ghost)
+    query = sql.end_ghost(session.options.key, session.facts, ghost)
     try:
         rows = (await session.ask(query, deadline, "ending our own lost session"))[-1]
     except SessionLostError:
@@ -99,7 +99,9 @@ async def _why_over(session: Opened, grant: Grant, deadline: Deadline) -> str:
 
 async def _other_holder(session: Opened, ghost: Backend, deadline: Deadline) -> str:
     """Who holds the lock, if it is somebody else than our ghost."""
-    for pid, start_us, mine in (await session.ask(sql.holder(session.options.key), deadline, "looking"))[-1]:
+    for pid, start_us, mine in (await session.ask(sql.holder(session.options.key, session.facts), deadline, "looking"))[
+        -1
+    ]:
         # A start that is hidden from this role counts as the ghost's: the doubt ends with the ghost's lease.
         hidden_or_same = start_us is None or sql.instant(start_us) == ghost.started_at
         if not mine and not (pid == ghost.pid and hidden_or_same):

@@ -12,12 +12,15 @@ import psycopg
 from psycopg import AsyncConnection, pq
 from psycopg.conninfo import conninfo_to_dict
 
+from pgelect._postgres.dsn import can_parse
 from pgelect._postgres.errors import one_line, secrets_of
-from pgelect._postgres.link import Deadline, Link, forks
+from pgelect._postgres.link import Deadline, Link, forks, is_forking
 from pgelect._postgres.settings_sql import keepalive_s, lease_ms
 from pgelect.errors import ConfigurationError, PgElectError, SessionLostError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pgelect._postgres.options import SessionOptions
 
 _CONNECT_TIMEOUT_S = 5
@@ -31,28 +34,35 @@ class Connector:
         self._options = options
         self._task: asyncio.Task[AsyncConnection[Any]] | None = None
 
-    async def connect(self, deadline: Deadline) -> Link:
+    async def connect(self, deadline: Deadline, *, primary: bool = False, beside: Link | None = None) -> Link:
         """Make a new connection: autocommit, idle, nothing prepared. Cancelled or late: nothing is left behind.
+
+        Args:
+            deadline: for all of it.
+            primary: pass standbys over, unless the user has said whom to connect to.
+            beside: connect to where that one is, whatever the DSN says now; a ``connect_fn`` cannot be told.
 
         Raises:
             ConfigurationError: the DSN cannot be read, or ``connect_fn`` gave a connection that is not idle.
             SessionLostError: no connection; may succeed later.
         """
-        before = forks()
-        task = asyncio.get_running_loop().create_task(_connection(self._options, deadline))
+        before, forking = forks(), is_forking()
+        making = _connection(self._options, deadline, primary=primary, beside=beside)
+        task = asyncio.get_running_loop().create_task(making)
         self._task = task
+        came = False
         try:
             await asyncio.wait({task}, timeout=deadline.left_s())
+            came = task.done()
         finally:
-            late = not task.done()
-            if late:
+            if not came:  # late, or we are cancelled, maybe in the moment it came
                 self.abandon()
                 await asyncio.wait({task}, timeout=_CLOSING_S)
         self._task = None
-        if late:
+        if not came:
             raise SessionLostError("connect", f"no connection within {deadline.within_s:.3g} s")
         link = _link_of(task)
-        if forks() != before:
+        if forking or forks() != before:
             link.drop()  # with a message to the server: the child's copy of the socket would keep the session alive
             raise SessionLostError("connect", "the process was forked while it was connecting; it connects anew")
         return link
@@ -91,21 +101,22 @@ def _empty_frames(error: BaseException | None) -> None:
         error = error.__context__
 
 
-async def _connection(options: SessionOptions, deadline: Deadline) -> AsyncConnection[Any]:
+async def _connection(
+    options: SessionOptions, deadline: Deadline, *, primary: bool, beside: Link | None
+) -> AsyncConnection[Any]:
     if options.connect_fn is not None:
         return await _from_user(options)
     dsn = await _dsn(options)
-    try:
-        given = conninfo_to_dict(dsn)
-    except psycopg.Error:
-        raise _unreadable(options, "it cannot be parsed") from None
+    if not can_parse(dsn):
+        raise _unreadable(options, "it cannot be parsed")
     if _has_loose_secret(dsn):
         raise _unreadable(options, "its password has a character such as @ or / that is not percent-encoded")
+    added = additions(conninfo_to_dict(dsn), options.lease_s, deadline, primary=primary)
+    if beside is not None:
+        added.update(_place_of(beside))
     # Raised outside the handlers: an error that somebody keeps must not keep the half-made connection of its context.
     try:
-        return await AsyncConnection.connect(
-            dsn, autocommit=True, prepare_threshold=None, **additions(given, options.lease_s, deadline)
-        )
+        return await AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None, **added)
     except psycopg.InterfaceError as error:
         # psycopg on Windows' default loop: time does not mend it
         problem: PgElectError = ConfigurationError(
@@ -122,30 +133,28 @@ async def _connection(options: SessionOptions, deadline: Deadline) -> AsyncConne
 async def _dsn(options: SessionOptions) -> str:
     if isinstance(options.dsn, str):
         return options.dsn
-    try:
-        answer = options.dsn()
-        dsn = await answer if inspect.isawaitable(answer) else answer
-    except PgElectError:
-        raise
-    except Exception as error:  # noqa: BLE001 -- user code; whatever it is, the next attempt may go better
-        text = f"the dsn callable failed: {type(error).__name__}: {one_line(error)}"
-        raise SessionLostError("connect", text) from None
+    _, dsn = await _asked(options.dsn, "the dsn callable")
     if not isinstance(dsn, str):
         raise ConfigurationError(f"the dsn callable must return a str, not {type(dsn).__name__}")
     return dsn
 
 
-async def _from_user(options: SessionOptions) -> AsyncConnection[Any]:
-    assert options.connect_fn is not None  # noqa: S101 -- for the type checker; the caller looked
+async def _asked(call: Callable[[], object], what: str) -> tuple[object, object]:
+    """Call user code: its answer, and what that gives when it is awaited, or else the same again."""
     try:
-        answer: object = options.connect_fn()
-        conn = await answer if inspect.isawaitable(answer) else None
+        answer = call()
+        return answer, await answer if inspect.isawaitable(answer) else answer
     except PgElectError:
         raise
     except Exception as error:  # noqa: BLE001 -- user code; whatever it is, the next attempt may go better
-        text = f"connect_fn failed: {type(error).__name__}: {one_line(error)}"
-        raise SessionLostError("connect", text) from None
-    if not isinstance(conn, AsyncConnection):
+        text = f"{what} failed: {type(error).__name__}: {one_line(error)}"
+    raise SessionLostError("connect", text)  # outside the handler: an error with a password is nobody's context
+
+
+async def _from_user(options: SessionOptions) -> AsyncConnection[Any]:
+    assert options.connect_fn is not None  # noqa: S101 -- for the type checker; the caller looked
+    answer, conn = await _asked(options.connect_fn, "connect_fn")
+    if not isinstance(conn, AsyncConnection) or answer is conn:
         raise ConfigurationError(
             f"connect_fn must be an async callable that returns a psycopg.AsyncConnection, not {type(answer).__name__} "
             f"that gives {type(conn).__name__}"
@@ -168,7 +177,7 @@ async def _from_user(options: SessionOptions) -> AsyncConnection[Any]:
     return conn
 
 
-def additions(given: dict[str, Any], lease_s: float, deadline: Deadline) -> dict[str, Any]:
+def additions(given: dict[str, Any], lease_s: float, deadline: Deadline, *, primary: bool = False) -> dict[str, Any]:
     """Choose connection parameters that neither the DSN nor the environment sets.
 
     A service file's values cannot be seen from here and explicit ones would override them: then nothing is added.
@@ -180,7 +189,7 @@ def additions(given: dict[str, Any], lease_s: float, deadline: Deadline) -> dict
     if not _set_by_user("connect_timeout", "PGCONNECT_TIMEOUT", given):
         # for each host: the last one must have its turn within the deadline; libpq's least is 2 s
         added["connect_timeout"] = max(2, min(_CONNECT_TIMEOUT_S, int(deadline.left_s() / hosts)))
-    if hosts > 1 and not _set_by_user("target_session_attrs", "PGTARGETSESSIONATTRS", given):
+    if (primary or hosts > 1) and not _set_by_user("target_session_attrs", "PGTARGETSESSIONATTRS", given):
         added["target_session_attrs"] = "primary" if pq.version() >= 140000 else "read-write"
     idle, interval, count = keepalive_s(lease_s)
     keepalives = {
@@ -191,6 +200,11 @@ def additions(given: dict[str, Any], lease_s: float, deadline: Deadline) -> dict
     }
     added.update({name: value for name, value in keepalives.items() if name not in given})
     return added
+
+
+def _place_of(link: Link) -> dict[str, Any]:
+    info = link.conn.info
+    return {"host": info.host, "hostaddr": info.hostaddr or None, "port": info.port}
 
 
 def _set_by_user(name: str, variable: str, given: dict[str, Any]) -> bool:

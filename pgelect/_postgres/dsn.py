@@ -17,10 +17,17 @@ def check_dsn(dsn: object) -> None:
         return
     if not isinstance(dsn, str):
         raise TypeError(f"dsn must be a str or a callable that returns one, not {type(dsn).__name__}")
-    try:
-        conninfo_to_dict(dsn)
-    except psycopg.Error:
+    if not can_parse(dsn):
         raise ValueError(
             "dsn cannot be parsed: it must be 'host=... dbname=...' or 'postgresql://user@host/dbname', with special "
             "characters in a URI percent-encoded"
-        ) from None
+        )
+
+
+def can_parse(dsn: str) -> bool:
+    """Whether libpq can parse it. What it says when it cannot, which quotes the DSN, is kept in no error's context."""
+    try:
+        conninfo_to_dict(dsn)
+    except psycopg.Error:
+        return False
+    return True

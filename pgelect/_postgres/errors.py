@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from pgelect._postgres.install import grants_sql, schema_sql
+from pgelect._postgres.install import grants_sql, lock_grants_sql, schema_sql
 from pgelect.errors import NotPrimaryError, PgElectError, SchemaError, SessionLostError
 
 if TYPE_CHECKING:
@@ -24,16 +24,22 @@ _READ_ONLY = "25006"
 _NO_RIGHT = "42501"
 _MISSING = frozenset({"3F000", "42P01", "42883", "42703", "42704"})
 
+_SECRETS = ("password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret")
 _URI_SECRET = re.compile(r"(://)[^\s/?@]*:[^\s]*@")
-_WORD_SECRET = re.compile(r"(?i)(\b(?:ssl)?password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)")
+# As libpq, environments, mappings and calls write it: password='x', PGPASSWORD=x, "password": "x".
+_WORD_SECRET = re.compile(
+    r"""(?i)(\w*(?:passw(?:or)?d|pwd|secret|scram_\w+_key)["']?\s*[=:]\s*)"""
+    r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?:\\.|\S)+)"""
+)
 
 
 def one_line(text: object, secrets: Iterable[str] = ()) -> str:
     """Text on one line, with passwords replaced by ``***``."""
-    line = " ".join(str(text).split())
+    line = str(text)
     for secret in secrets:
         if secret:
             line = line.replace(secret, "***")
+    line = " ".join(line.split())
     line = _URI_SECRET.sub(r"\1***@", line)
     return _WORD_SECRET.sub(r"\1***", line)
 
@@ -44,15 +50,16 @@ def secrets_of(dsn: str) -> tuple[str, ...]:
         given = conninfo_to_dict(dsn)
     except psycopg.Error:
         return ()
-    return tuple(str(given[name]) for name in ("password", "sslpassword") if given.get(name))
+    return tuple(str(given[name]) for name in _SECRETS if given.get(name))
 
 
 def server_name(conn: psycopg.AsyncConnection[Any]) -> str:
-    """Host and port, as far as known."""
+    """Host and port, as far as known, and the address, which is one of several where a name has more."""
     try:
-        return f"{conn.info.host}:{conn.info.port}"
+        host, address, port = conn.info.host, conn.info.hostaddr, conn.info.port
     except psycopg.Error:
         return "(unknown)"
+    return f"{host}:{port}" if address in {"", host} else f"{host}:{port} ({address})"
 
 
 def is_lost(error: psycopg.Error, conn: psycopg.AsyncConnection[Any]) -> bool:
@@ -71,6 +78,8 @@ def mapped(error: psycopg.Error, conn: psycopg.AsyncConnection[Any], doing: str)
     state = error.sqlstate
     if state == _READ_ONLY:
         return NotPrimaryError(server_name(conn))
+    if state == _NO_RIGHT and "pg_" in text and "advisory" in text:  # names of functions, whatever lc_messages is
+        return SchemaError(f"this role may not use advisory locks: {text}", lock_grants_sql(conn.info.user))
     if state == _NO_RIGHT or state in _MISSING:
         grants = grants_sql(conn.info.user)
         whole = grants if state == _NO_RIGHT else f"{schema_sql()}\n{grants}"

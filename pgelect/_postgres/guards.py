@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import psycopg
 from psycopg.sql import SQL
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
     from pgelect._postgres.options import SessionOptions
 
+    _Backend: TypeAlias = tuple[int, str | None]
+
 _OLDEST_SERVER = 140000
 _PROBE_S = 1.0  # a second connection that gets no server within this waits for ours: session pooling, full pool
-_PROBE_ROUNDS = 4
+_PROBES, _PROBE_ROUNDS = 8, 2
 _OPENING_TRIES = 3
-_BACKEND_PID = SQL("SELECT pg_catalog.pg_backend_pid()")
+_BACKEND = SQL("SELECT pg_catalog.pg_backend_pid(), pg_catalog.inet_client_addr()::pg_catalog.text")
 
 
 async def admit(link: Link, options: SessionOptions, nonce: str, deadline: Deadline) -> Facts:
@@ -46,12 +48,12 @@ async def admit(link: Link, options: SessionOptions, nonce: str, deadline: Deadl
     if row[0] != told_pid and not options.allow_pooler:
         await _refuse_shared_sessions(link, options, deadline)
         row = await _open(link, settings_sql.opening(options, nonce, version, None), deadline)
-    pid, start, in_recovery, slice_ms, role, *schema = row
+    pid, start, database, in_recovery, slice_ms, role, *schema = row
     if in_recovery:
         raise NotPrimaryError(server_name(link.conn))
     if options.fencing:
         await _have_schema(link, role, schema, deadline)
-    return Facts(Backend(pid, instant(start)), slice_ms / 1000)
+    return Facts(Backend(pid, instant(start)), nonce, database, slice_ms / 1000)
 
 
 async def _open(link: Link, query: Composed, deadline: Deadline) -> tuple[Any, ...]:
@@ -68,36 +70,50 @@ async def _open(link: Link, query: Composed, deadline: Deadline) -> tuple[Any, .
 
 
 async def _refuse_shared_sessions(link: Link, options: SessionOptions, deadline: Deadline) -> None:
-    """Find out, as the backend is not the one libpq was told of, whether it shares server sessions."""
-    second = await Connector(options).connect(deadline)
-    try:
-        pids = set()
-        for _ in range(_PROBE_ROUNDS):
-            pids.add(await _pid(link, deadline))
-            if len(pids) > 1:
-                raise PoolerError("transaction")
-            try:
-                other = await _pid(second, Deadline.after(min(_PROBE_S, deadline.left_s())))
-            except SessionLostError as error:
-                if error.reason != "timeout":
-                    raise
-                return
-            if other in pids:
-                raise PoolerError("transaction")
-    finally:
-        second.drop()
+    """Find out, as the backend is not the one libpq was told of, whether the pooler shares server sessions.
+
+    A second connection is handed ours, if it does. But behind a balancer, or one port of several processes, it may meet
+    another pooler than we did: so there are several of them, one after another.
+    """
+    ours: set[_Backend] = set()
+    beside_us = False  # one came from where ours comes from: the host of our pooler
+    for _ in range(_PROBES):
+        second = await Connector(options).connect(deadline, beside=link)
+        try:
+            for _ in range(_PROBE_ROUNDS):
+                ours.add(await _backend(link, deadline))
+                if len(ours) > 1:
+                    raise PoolerError("transaction")
+                try:
+                    other = await _backend(second, Deadline.after(min(_PROBE_S, deadline.left_s())))
+                except SessionLostError as error:
+                    if error.reason != "timeout":
+                        raise
+                    return
+                if other in ours:
+                    raise PoolerError("transaction")
+                beside_us = beside_us or other[1] in {address for _, address in ours}
+        finally:
+            second.drop()
+    if not beside_us:
+        raise PoolerError("unknown")
 
 
-async def _pid(link: Link, deadline: Deadline) -> int:
-    async def ask(conn: AsyncConnection[Any]) -> int:
-        return int((await results(conn, _BACKEND_PID))[0][0][0])
+async def _backend(link: Link, deadline: Deadline) -> _Backend:
+    """Ask which server process answers, and where it sees its client."""
+
+    async def ask(conn: AsyncConnection[Any]) -> _Backend:
+        pid, address = (await results(conn, _BACKEND))[0][0]
+        return int(pid), address
 
     return await link.run(ask, deadline, "looking for a pooler")
 
 
 async def _have_schema(link: Link, role: str, found: list[Any], deadline: Deadline) -> None:
-    """``found``: rights on schema, table and sequence (None: missing), and whether the functions exist."""
-    *rights, functions = found
+    """``found``: rights on schema, table and sequence (None: missing), whether the functions exist, a strange owner."""
+    *rights, functions, stranger = found
+    if stranger is not None:
+        raise install.foreign_schema(str(stranger))
     if None in rights or not functions:
 
         async def make(conn: AsyncConnection[Any]) -> None:

@@ -18,23 +18,56 @@ _TAKEN_MEANWHILE = frozenset({"23505", "42P07", "42710", "42P06", "42723"})
 _NO_RIGHT = "42501"
 _ATTEMPTS = 3
 
+# What the schema consists of. All of it is looked up by name, so that a database of many tables costs nothing.
+RELATIONS = ("schema_version", "token", "token_seq")
+FUNCTIONS = ("check_token", "guard")
+
 # Operators are qualified because this runs with the user's search_path, too.
-_COMPLETE = SQL(
-    "SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n "
-    "ON n.oid OPERATOR(pg_catalog.=) c.relnamespace WHERE n.nspname OPERATOR(pg_catalog.=) 'pgelect' "
-    "AND c.relname OPERATOR(pg_catalog.=) ANY (ARRAY['schema_version', 'token', 'token_seq']::pg_catalog.name[])) "
-    "OPERATOR(pg_catalog.=) 3 AND (SELECT pg_catalog.count(*) FROM pg_catalog.pg_proc AS p "
-    "JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) p.pronamespace "
+_RELATION = SQL(
+    "c.relnamespace OPERATOR(pg_catalog.=) n.oid "
+    "AND c.relname OPERATOR(pg_catalog.=) ANY (ARRAY[{}]::pg_catalog.name[])"
+).format(SQL(", ").join(map(Literal, RELATIONS)))
+_FUNCTION = SQL(
+    "p.pronamespace OPERATOR(pg_catalog.=) n.oid "
+    "AND p.proname OPERATOR(pg_catalog.=) ANY (ARRAY[{}]::pg_catalog.name[])"
+).format(SQL(", ").join(map(Literal, FUNCTIONS)))
+
+STRANGER = SQL(
+    "(SELECT pg_catalog.min(pg_catalog.pg_get_userbyid(o.owner)::pg_catalog.text) FROM pg_catalog.pg_namespace AS n "
+    "CROSS JOIN LATERAL (SELECT n.nspowner "
+    "UNION ALL SELECT c.relowner FROM pg_catalog.pg_class AS c WHERE {relation} "
+    "UNION ALL SELECT p.proowner FROM pg_catalog.pg_proc AS p WHERE {function}) AS o (owner) "
     "WHERE n.nspname OPERATOR(pg_catalog.=) 'pgelect' "
-    "AND p.proname OPERATOR(pg_catalog.=) ANY (ARRAY['check_token', 'guard']::pg_catalog.name[])) "
-    "OPERATOR(pg_catalog.=) 2, current_user::pg_catalog.text"
+    "AND pg_catalog.pg_get_userbyid(o.owner) OPERATOR(pg_catalog.<>) current_user "
+    "AND NOT pg_catalog.pg_has_role(o.owner, (SELECT d.datdba FROM pg_catalog.pg_database AS d "
+    "WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()), 'USAGE'))"
+).format(relation=_RELATION, function=_FUNCTION)
+"""A role that owns the schema or a part of it and is not to be trusted, as SQL; NULL when there is none.
+
+Trusted are the role that asks, and roles with the rights of the owner of the database, as superusers have them. That
+the asking role is a member of another one says nothing: it may be the other role that made it one.
+"""
+
+_LOOK = SQL(
+    "SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_class AS c ON {relation} "
+    "WHERE n.nspname OPERATOR(pg_catalog.=) 'pgelect') OPERATOR(pg_catalog.=) {relations} "
+    "AND (SELECT pg_catalog.count(*) FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_proc AS p ON {function} "
+    "WHERE n.nspname OPERATOR(pg_catalog.=) 'pgelect') OPERATOR(pg_catalog.=) {functions}, "
+    "current_user::pg_catalog.text, {stranger}"
+).format(
+    relation=_RELATION,
+    function=_FUNCTION,
+    relations=Literal(len(RELATIONS)),
+    functions=Literal(len(FUNCTIONS)),
+    stranger=STRANGER,
 )
 _SERIALISE = SQL("SELECT pg_catalog.pg_advisory_xact_lock({}, {})").format(*map(Literal, _INSTALL_KEYS))
 
 
 def schema_sql() -> str:
-    """Give the DDL of the schema, safe to run again."""
-    return files("pgelect._postgres").joinpath("schema.sql").read_text(encoding="utf-8")
+    """Give the DDL of the schema, safe to run again. It refuses a schema that belongs to a role not to be trusted."""
+    text = files("pgelect._postgres").joinpath("schema.sql").read_text(encoding="utf-8")
+    return text.replace("{stranger}", STRANGER.as_string(None))
 
 
 def grants_sql(role: str) -> str:
@@ -64,6 +97,34 @@ def writer_grants_sql(role: str) -> str:
     )
 
 
+# All that a lock calls of them, first creation included.
+_ADVISORY = (
+    "pg_try_advisory_lock(integer, integer)",
+    "pg_advisory_xact_lock(integer, integer)",
+    "pg_advisory_unlock(integer, integer)",
+    "pg_advisory_unlock_all()",
+)
+
+
+def lock_grants_sql(role: str) -> str:
+    """Give the SQL that lets a role lock in a database where an administrator took that right from PUBLIC."""
+    name = Identifier(role).as_string(None)
+    return "\n".join(f"GRANT EXECUTE ON FUNCTION pg_catalog.{function} TO {name};" for function in _ADVISORY)
+
+
+def foreign_schema(stranger: str) -> SchemaError:
+    """Make the error about a schema that a role made who is not to be trusted with it."""
+    name = Identifier(stranger).as_string(None)
+    return SchemaError(
+        f"the schema pgelect, or a part of it, belongs to the role {name}, which is neither this role nor has the "
+        "rights of the owner of this database; it could run code with the rights of everybody who uses the schema",
+        "-- Stop all electors, and look at what is in the schema and who made it. Either drop it:\n"
+        "--   DROP SCHEMA pgelect CASCADE;\n"
+        "-- or, if all of it is as pgelect.schema_sql() makes it, give it and its parts to the owner of the database:\n"
+        "--   ALTER SCHEMA pgelect OWNER TO ...;",
+    )
+
+
 async def create(conn: AsyncConnection[Any], *, wait_ms: int | None = None) -> None:
     """Create what is missing. Inside an open transaction it becomes part of that; the caller commits.
 
@@ -86,8 +147,7 @@ async def create(conn: AsyncConnection[Any], *, wait_ms: int | None = None) -> N
 
 async def _create(conn: AsyncConnection[Any], wait_ms: int | None) -> None:
     async with conn.transaction(), AsyncCursor(conn, row_factory=tuple_row) as cursor:
-        complete, role = await _look(cursor)
-        if complete:
+        if (await _look(cursor))[0]:
             return
         if wait_ms is not None:
             await cursor.execute(
@@ -110,7 +170,11 @@ async def _create(conn: AsyncConnection[Any], wait_ms: int | None) -> None:
 
 
 async def _look(cursor: AsyncCursor[tuple[Any, ...]]) -> tuple[bool, str]:
-    await cursor.execute(_COMPLETE)
+    """Whether the schema is complete, and our role. Nothing is to be done in the schema of a stranger."""
+    await cursor.execute(_LOOK)
     row = await cursor.fetchone()
     assert row is not None  # noqa: S101 -- for the type checker: a SELECT without FROM gives one row
-    return bool(row[0]), str(row[1])
+    complete, role, stranger = row
+    if stranger is not None:
+        raise foreign_schema(str(stranger))
+    return bool(complete), str(role)

@@ -8,7 +8,7 @@ Rules:
 - While a call is pending, dropping shuts the socket down and leaves its descriptor open until the call has ended. A
   descriptor closed earlier could be reused at once, and the call's last act, taking its reader off the event loop,
   would then hit a stranger.
-- A fork's child closes its copies of the descriptors and sends nothing.
+- A fork's child lets go of its copies of the sockets and sends nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 import time
 import weakref
 from contextlib import aclosing, suppress
@@ -62,14 +63,16 @@ def check_owner(owner_pid: int) -> None:
 class Link:
     """A connection that this process made, until it is dropped."""
 
-    __slots__ = ("__weakref__", "_dropped", "_fd", "_finished", "_owner_pid", "_pending", "conn")
+    __slots__ = ("__weakref__", "_closing", "_dropped", "_fd", "_finished", "_owner_pid", "_pending", "_thread", "conn")
 
     def __init__(self, conn: AsyncConnection[Any]) -> None:
         self.conn = conn
         self._fd = conn.fileno()
         self._owner_pid = os.getpid()
+        self._thread = threading.get_ident()
         self._pending: asyncio.Task[Any] | None = None  # the call that uses the socket now
-        self._dropped = False  # shut down: no further call
+        self._closing = False  # to be dropped soon: no further call
+        self._dropped = False  # shut down
         self._finished = False  # descriptor closed
         _links.add(self)
 
@@ -125,7 +128,7 @@ class Link:
         if self._dropped or os.getpid() != self._owner_pid:
             return
         self._dropped = True
-        if self._pending is None:
+        if self._pending is None or self._pending.get_loop().is_closed():  # there no call ends any more
             self._finish()
             return
         with suppress(OSError):
@@ -136,12 +139,12 @@ class Link:
                 sock.detach()
 
     async def cancel(self, deadline: Deadline) -> None:
-        """Have the server cancel the call in flight, and wait for its end, until the deadline at most.
+        """Have the server cancel the call in flight, and wait for its end, until the deadline at most. None follows it.
 
         Only where libpq can do it without blocking (17 and newer); otherwise nothing happens: the server notices a dead
         client by itself.
         """
-        pending = self._pending
+        pending, self._closing = self._pending, True
         if pending is None or self._dropped or not psycopg.capabilities.has_cancel_safe():
             return
         asking = asyncio.get_running_loop().create_task(self._ask_to_cancel(deadline.left_s()))
@@ -168,7 +171,7 @@ class Link:
 
     def _check_usable(self) -> None:
         check_owner(self._owner_pid)
-        if self._dropped:
+        if self._dropped or self._closing:
             raise SessionLostError("closed", "the session has been closed")
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
@@ -216,12 +219,22 @@ class Link:
         with suppress(psycopg.Error):
             self.conn.pgconn.finish()
 
-    def _close_descriptor(self) -> None:
-        """In a fork's child: give up the inherited descriptor; no message, nothing of the driver."""
-        if not self._finished:
-            self._finished = self._dropped = True
-            with suppress(OSError):
-                os.close(self._fd)
+    def _let_go(self) -> None:
+        """In a fork's child: give up the inherited socket; nothing reaches the server.
+
+        First the descriptor becomes one of /dev/null, so that whoever still closes or uses it hits no stranger. Then
+        the driver is done with it, too: else a task that is cancelled here would have it ask the server to cancel what
+        the parent runs. (That can only be in the thread of the link; libpq may have been at work in another one.)
+        """
+        if self._finished:
+            return
+        self._finished = self._dropped = True
+        with suppress(OSError):
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, self._fd, inheritable=False)
+            os.close(nothing)
+            if self._thread == threading.get_ident():
+                self.conn.pgconn.finish()
 
 
 async def _listen(conn: AsyncConnection[Any], for_s: float) -> None:
@@ -232,6 +245,7 @@ async def _listen(conn: AsyncConnection[Any], for_s: float) -> None:
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 _forks = 0  # that this process has begun
+_forking: set[int] = set()  # threads that are about to, or have, and run other hooks meanwhile
 
 
 def forks() -> int:
@@ -239,16 +253,27 @@ def forks() -> int:
     return _forks
 
 
+def is_forking() -> bool:
+    """Whether some thread is in the middle of a fork; a connection that is begun now may be shared, too."""
+    return bool(_forking)
+
+
 def _before_fork() -> None:
     global _forks  # noqa: PLW0603 -- the fork hook has no other place
+    _forking.add(threading.get_ident())  # first: who sees the new count, but no fork, may be sure that it is over
     _forks += 1
 
 
+def _in_parent() -> None:
+    _forking.discard(threading.get_ident())
+
+
 def _in_child() -> None:
+    _forking.clear()
     for link in list(_links):
-        link._close_descriptor()  # noqa: SLF001 -- the same module: the fork hook cannot be a method
+        link._let_go()  # noqa: SLF001 -- the same module: the fork hook cannot be a method
     _links.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

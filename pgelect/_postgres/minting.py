@@ -16,16 +16,17 @@ import psycopg
 from pgelect._engine.model import Grant
 from pgelect._postgres import sql
 from pgelect._postgres.connect import Connector
-from pgelect._postgres.link import Deadline
 from pgelect._postgres.opened import Opened, results
-from pgelect.errors import FenceBusyError, PgElectError
+from pgelect.errors import FenceBusyError, PgElectError, SessionLostError
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
+    from pgelect._postgres.link import Deadline
     from pgelect._postgres.opened import Rows
 
 _STILL_LOCKED = frozenset({"55P03", "57014"})
+_SOON_S = 0.1  # most rows are written by then
 _LOOK_EVERY_S = 0.02
 
 
@@ -35,17 +36,82 @@ async def mint(session: Opened, deadline: Deadline) -> Grant:
     Raises:
         FenceBusyError: a fenced transaction holds the row and could not be ended.
         KeyCollisionError: the row carries another name.
+        SessionLostError: the session does not hold the lock any more, or was lost.
     """
     if not session.options.fencing:
         return await _begin_unfenced(session, deadline)
-    # Two waits, and time left for the answers: the caller needs the session to release the lock when this fails.
-    wait_ms = max(1, round(min(session.facts.slice_s, deadline.left_s() / 4) * 1000))
-    row = await _write(session, wait_ms, deadline)  # fenced transactions may end by themselves
+    attempt = _Attempt(session, deadline)
+    writing = asyncio.get_running_loop().create_task(attempt.write())
+    tasks = {writing}
+    try:
+        await asyncio.wait(tasks, timeout=_SOON_S)
+        if not writing.done():
+            tasks.add(asyncio.get_running_loop().create_task(attempt.end_blockers()))
+        row = await writing
+    finally:
+        await _end_all(tasks)  # when we are being cancelled, too: the writing drops the link and is over at once
     if row is None:
-        row, blockers = await _write_against_blockers(session, wait_ms, deadline)
-        if row is None:
-            raise FenceBusyError(session.options.key, blockers)
+        raise FenceBusyError(session.options.key, tuple(sorted(attempt.blockers)))
     return _grant(session, row)
+
+
+async def _end_all(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+        task.add_done_callback(lambda task: None if task.cancelled() else task.exception())  # seen
+    if left := {task for task in tasks if not task.done()}:
+        await asyncio.wait(left)
+
+
+class _Attempt:
+    """One minting: what writes, waiting for others, and what ends those that it waits for."""
+
+    def __init__(self, session: Opened, deadline: Deadline) -> None:
+        self._session = session
+        self._deadline = deadline
+        # Two waits or more, and time left for the answers: the caller needs the session to free the lock afterwards.
+        self._wait_s = max(0.001, min(session.facts.slice_s, deadline.left_s() / 4))
+        self._waited = asyncio.Event()  # fenced transactions have had the time to end by themselves
+        self._helped = asyncio.Event()  # they have been told to end, or nobody can
+        self.blockers: set[int] = set()
+
+    async def write(self) -> tuple[Any, ...] | None:
+        """Write the row; None when it stayed locked."""
+        row = await _write(self._session, self._wait_s, self._deadline)
+        self._waited.set()
+        while row is None:
+            row = await _write(self._session, self._wait_s, self._deadline)
+            if self._helped.is_set() or self._deadline.left_s() < 2 * self._wait_s:
+                break
+        return row
+
+    async def end_blockers(self) -> None:
+        """Until cancelled, end whoever the writing waits for, where this role may.
+
+        To connect may take as long as one of the waits, over a slow network: so it begins with the first of them.
+        """
+        try:
+            link = await Connector(self._session.options).connect(self._deadline, beside=self._session.link)
+        except PgElectError:  # then they are merely not known
+            self._helped.set()
+            return
+        try:
+            await self._waited.wait()
+            await self._end_them(Opened(link, self._session.options, self._session.facts))
+        except PgElectError:  # the second session was lost or came too late; what was seen is still true
+            self._helped.set()
+        finally:
+            link.drop()
+
+    async def _end_them(self, beside: Opened) -> None:
+        query = sql.fence_blockers(self._session.facts.backend)
+        while True:
+            rows = (await beside.ask(query, self._deadline, "looking for blockers"))[-1]
+            for pid in {pid for (pid,) in rows} - self.blockers:
+                self.blockers.add(pid)
+                await _end(beside, pid, self._deadline)
+            self._helped.set()
+            await asyncio.sleep(_LOOK_EVERY_S)
 
 
 async def _begin_unfenced(session: Opened, deadline: Deadline) -> Grant:
@@ -61,10 +127,10 @@ async def _begin_unfenced(session: Opened, deadline: Deadline) -> Grant:
     )
 
 
-async def _write(session: Opened, wait_ms: int, deadline: Deadline) -> tuple[Any, ...] | None:
+async def _write(session: Opened, wait_s: float, deadline: Deadline) -> tuple[Any, ...] | None:
     """Try once; None when the row stayed locked."""
     options = session.options
-    query = sql.mint(options, session.facts.backend, wait_ms)
+    query = sql.mint(options, session.facts, max(1, round(wait_s * 1000)))
 
     async def work(conn: AsyncConnection[Any]) -> list[Rows] | None:
         try:
@@ -79,9 +145,13 @@ async def _write(session: Opened, wait_ms: int, deadline: Deadline) -> tuple[Any
 
 
 def _grant(session: Opened, row: tuple[Any, ...]) -> Grant:
-    timeline, found, released, prior_name, *written = row
+    timeline, held, clean, prior_name, *written = row
     if written[0] is None:
         session.refuse_collision(prior_name)
+        if not held:
+            session.link.drop()
+            detail = "the server says that this session does not hold the lock any more: no token was minted"
+            raise SessionLostError("disproved", detail)
         raise PgElectError(f"no token was written for {session.options.key}: the row changed meanwhile; try again")
     record = sql.record_of(written)
     return Grant(
@@ -89,46 +159,9 @@ def _grant(session: Opened, row: tuple[Any, ...]) -> Grant:
         acquired_at=record.acquired_at,
         backend=record.backend,
         timeline=timeline,
-        predecessor_clean=not found or bool(released),
+        predecessor_clean=bool(clean),
         record=record,
     )
-
-
-async def _write_against_blockers(
-    session: Opened, wait_ms: int, deadline: Deadline
-) -> tuple[tuple[Any, ...] | None, tuple[int, ...]]:
-    """Try again, and end whoever is in the way meanwhile: the result of the attempt, and who was seen."""
-    writing = asyncio.get_running_loop().create_task(_write(session, wait_ms, deadline))
-    writing.add_done_callback(lambda task: None if task.cancelled() else task.exception())  # seen, even when cancelled
-    try:
-        blockers = await _end_blockers(session, writing, Deadline.after(wait_ms / 1000))
-        return await writing, blockers
-    finally:
-        if not writing.done():  # we are being cancelled: it drops the link and is over at once
-            writing.cancel()
-            await asyncio.wait({writing})
-
-
-async def _end_blockers(session: Opened, writing: asyncio.Task[Any], deadline: Deadline) -> tuple[int, ...]:
-    """While ``writing`` waits: end the fenced transactions that it waits for, where this role may."""
-    seen: set[int] = set()
-    try:
-        link = await Connector(session.options).connect(deadline)
-    except PgElectError:  # then they are merely not known
-        return ()
-    beside = Opened(link, session.options, session.facts)
-    try:
-        while not writing.done():
-            rows = (await beside.ask(sql.fence_blockers(session.facts.backend), deadline, "looking for blockers"))[-1]
-            for pid in {pid for (pid,) in rows} - seen:
-                seen.add(pid)
-                await _end(beside, pid, deadline)
-            await asyncio.wait({writing}, timeout=_LOOK_EVERY_S)
-    except PgElectError:  # the second session was lost or came too late; what was seen is still true
-        pass
-    finally:
-        link.drop()
-    return tuple(sorted(seen))
 
 
 async def _end(beside: Opened, pid: int, deadline: Deadline) -> None:

@@ -10,7 +10,7 @@ from psycopg.rows import tuple_row
 
 from pgelect._engine.session import LockAnswer
 from pgelect._postgres import sql
-from pgelect.errors import KeyCollisionError
+from pgelect.errors import KeyCollisionError, PoolerError
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -26,14 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a session knows of its server.
+    """What a session knows of itself and its server.
 
     Attributes:
         backend: this session.
+        nonce: what we set in it; a server session without that is not the one we set up.
+        database: the oid of its database.
         slice_s: how long one wait in the server's queue lasts at most, in seconds.
     """
 
     backend: Backend
+    nonce: str
+    database: int
     slice_s: float
 
 
@@ -54,11 +58,19 @@ class Opened:
         return await self.link.run(work, deadline, doing)
 
     async def answer(self, query: Composable, deadline: Deadline, doing: str) -> LockAnswer:
-        """Run a query of ``sql.try_lock`` or ``sql.wait_lock``; the lock is not held when a name collides."""
+        """Run a query of ``sql.try_lock`` or ``sql.wait_lock``; the lock is not held when a name collides.
+
+        Raises:
+            KeyCollisionError: another name uses our keys.
+            PoolerError: the server session is shared with somebody else.
+        """
         *_, first, last = [[], *await self.ask(query, deadline, doing)]
+        granted, unshared = (last if not self.options.fencing else first)[-1][:2]
+        if not unshared:
+            self.link.drop()
+            raise PoolerError("transaction")
         if not self.options.fencing:
-            return LockAnswer(bool(last[-1][0]))
-        granted = bool(first[-1][0])
+            return LockAnswer(bool(granted), backend=self.facts.backend)
         record = self.record(last)
         try:
             self.refuse_collision(record.name if record else None)
@@ -66,7 +78,7 @@ class Opened:
             if granted:  # the row came between the two statements
                 await self.ask(sql.unlock(self.options.key), deadline, "unlocking after a name collision")
             raise
-        return LockAnswer(granted, record)
+        return LockAnswer(bool(granted), record, self.facts.backend)
 
     def refuse_collision(self, other: str | None) -> None:
         """Raise KeyCollisionError if another name uses our keys. No name collides with none."""

@@ -1,15 +1,25 @@
--- The schema of pgelect, version 1. Safe to run again; run it in one transaction.
+-- The schema of pgelect, version 1. Safe to run again. One statement: all of it or nothing, however it is run.
 -- Lock sessions need USAGE on the schema, SELECT, INSERT, UPDATE on token, USAGE on token_seq.
 -- Writers of fenced transactions need USAGE on the schema and EXECUTE on check_token, nothing else.
+-- It runs under anybody's search_path: whatever could be found elsewhere is qualified, operators and types as well.
 
-DO $pgelect$
+DO $schema$
+DECLARE
+    stranger pg_catalog.text;
 BEGIN
-    -- IF NOT EXISTS would ask for the right to create even where the schema exists.
-    IF NOT EXISTS (SELECT 1 FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'pgelect') THEN
-        CREATE SCHEMA pgelect;
-    END IF;
-END
-$pgelect$;
+
+-- IF NOT EXISTS would ask for the right to create even where the schema exists.
+IF NOT EXISTS (SELECT 1 FROM pg_catalog.pg_namespace AS n WHERE n.nspname OPERATOR(pg_catalog.=) 'pgelect') THEN
+    CREATE SCHEMA pgelect;
+END IF;
+
+-- Whoever owns a table can have code of theirs run with the rights of everybody who writes to it, and now these are ours.
+stranger := {stranger};
+IF stranger IS NOT NULL THEN
+    RAISE EXCEPTION 'the schema pgelect, or a part of it, belongs to the role %, which is neither this role nor has the '
+        'rights of the owner of this database', pg_catalog.quote_ident(stranger)
+        USING ERRCODE = 'PGE03', HINT = 'Look at what is in it before anything uses it.';
+END IF;
 
 CREATE TABLE IF NOT EXISTS pgelect.schema_version (
     version integer PRIMARY KEY,
@@ -23,10 +33,11 @@ CREATE SEQUENCE IF NOT EXISTS pgelect.token_seq AS bigint CACHE 1 NO CYCLE;
 CREATE TABLE IF NOT EXISTS pgelect.token (
     key1 integer NOT NULL,
     key2 integer NOT NULL,
-    name text,
+    name pg_catalog.text,
     token bigint NOT NULL,
-    holder text NOT NULL,
-    metadata jsonb NOT NULL,
+    timeline bigint NOT NULL,
+    holder pg_catalog.text NOT NULL,
+    metadata pg_catalog.jsonb NOT NULL,
     acquired_at timestamp with time zone NOT NULL,
     released_at timestamp with time zone,
     terms bigint NOT NULL,
@@ -38,12 +49,15 @@ CREATE TABLE IF NOT EXISTS pgelect.token (
 
 -- Locks the row FOR SHARE until the caller's transaction ends: the next token cannot be minted before. A plain read
 -- would let a stale write commit, and FOR KEY SHARE does not hold off the mint.
-CREATE OR REPLACE FUNCTION pgelect.check_token(key1 integer, key2 integer, token bigint) RETURNS void
+-- A token counts on the timeline of its minting only: after a promotion, the row of a later term may have been lost.
+CREATE OR REPLACE FUNCTION pgelect.check_token(key1 integer, key2 integer, token bigint) RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $pgelect$
 BEGIN
     PERFORM 1 FROM pgelect.token AS t
     WHERE t.key1 = $1 AND t.key2 = $2 AND t.token = $3 AND t.released_at IS NULL
+    AND t.timeline = ('x' || pg_catalog.substr(
+        pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8))::bit(32)::bigint
     FOR SHARE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'token % of lock (%, %) is stale: that term is over', $3, $1, $2
@@ -55,7 +69,7 @@ END
 $pgelect$;
 
 -- Statement trigger of guarded tables; arguments: key1, key2, and the lock's name where it has one.
-CREATE OR REPLACE FUNCTION pgelect.guard() RETURNS trigger
+CREATE OR REPLACE FUNCTION pgelect.guard() RETURNS pg_catalog.trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $pgelect$
 DECLARE
@@ -70,6 +84,8 @@ BEGIN
     IF bound ~ '^[0-9]{1,18}$' THEN
         PERFORM 1 FROM pgelect.token AS t
         WHERE t.key1 = k1 AND t.key2 = k2 AND t.token = bound::bigint AND t.released_at IS NULL
+        AND t.timeline = ('x' || pg_catalog.substr(
+            pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8))::bit(32)::bigint
         FOR SHARE;
         IF FOUND THEN
             RETURN NULL;
@@ -83,9 +99,15 @@ BEGIN
 END
 $pgelect$;
 
+-- Nobody has a right that was not granted by name. Functions and types would be PUBLIC's to use, and an administrator
+-- may have set other defaults. A type that strangers put into tables of their own could not be changed any more.
 REVOKE ALL ON SCHEMA pgelect FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA pgelect FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA pgelect FROM PUBLIC;
-REVOKE ALL ON ALL FUNCTIONS IN SCHEMA pgelect FROM PUBLIC;
+REVOKE ALL ON ALL ROUTINES IN SCHEMA pgelect FROM PUBLIC;
+REVOKE ALL ON TYPE pgelect.schema_version, pgelect.token FROM PUBLIC;
 
 INSERT INTO pgelect.schema_version (version) VALUES (1) ON CONFLICT DO NOTHING;
+
+END
+$schema$;

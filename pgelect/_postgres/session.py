@@ -16,7 +16,7 @@ from pgelect._postgres.guards import admit
 from pgelect._postgres.link import Deadline, check_owner
 from pgelect._postgres.opened import Opened
 from pgelect._postgres.options import SessionOptions
-from pgelect.errors import PgElectError, SessionLostError
+from pgelect.errors import NotPrimaryError, PgElectError, SessionLostError
 
 if TYPE_CHECKING:
     from pgelect._engine.model import Backend, Grant
@@ -48,11 +48,11 @@ class PostgresSession:
         check_owner(self._owner_pid)
         deadline = Deadline.after(within_s)
         try:
-            self._check_wanted()
-            self._link = link = await self._connector.connect(deadline)
-            self._check_wanted()
-            facts = await admit(link, self._options, self._nonce, deadline)
-            self._opened = Opened(link, self._options, facts)
+            try:
+                await self._connect(deadline)
+            except NotPrimaryError as standby:
+                # One name may have several addresses, and this was the first that answered: each has its turn now.
+                await self._connect_to_primary(deadline, standby)
         except BaseException:
             self.abandon()
             raise
@@ -77,9 +77,13 @@ class PostgresSession:
 
     async def prove(self, within_s: float) -> bool:
         """Prove leadership. False is the server's definite no."""
-        query = sql.prove(self._options.key, self._nonce)
-        rows = await self._open_session().ask(query, Deadline.after(within_s), "proving leadership")
-        return bool(rows[-1])
+        session = self._open_session()
+        query = sql.prove(self._options.key, session.facts)
+        held, in_recovery = (await session.ask(query, Deadline.after(within_s), "proving leadership"))[-1][0]
+        if in_recovery:
+            session.link.drop()
+            raise SessionLostError("disproved", "the server is in recovery: it has been demoted, or is a standby")
+        return bool(held)
 
     async def watch(self, for_s: float) -> None:
         """Idle on the socket: a session that ends surfaces at once."""
@@ -119,6 +123,23 @@ class PostgresSession:
         self._connector.abandon()
         if self._link is not None:
             self._link.drop()
+
+    async def _connect(self, deadline: Deadline, *, primary: bool = False) -> None:
+        self._check_wanted()
+        self._link = link = await self._connector.connect(deadline, primary=primary)
+        self._check_wanted()
+        facts = await admit(link, self._options, self._nonce, deadline)
+        self._opened = Opened(link, self._options, facts)
+
+    async def _connect_to_primary(self, deadline: Deadline, standby: NotPrimaryError) -> None:
+        if self._link is not None:
+            self._link.drop()
+        if self._options.connect_fn is not None:
+            raise standby
+        try:
+            await self._connect(deadline, primary=True)
+        except SessionLostError:
+            raise standby from None
 
     def _check_wanted(self) -> None:
         if self._closed:

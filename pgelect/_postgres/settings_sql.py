@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 
 from psycopg.sql import SQL, Composable, Composed, Literal
 
+from pgelect._postgres.install import STRANGER
+
 if TYPE_CHECKING:
     from pgelect._postgres.options import SessionOptions
 
 _APPLICATION_NAME_BYTES = 63
 _CHECK_INTERVAL_MS = 250
+_KEEPALIVE_IDLE_MAX_S = 60
 _SLICE_MIN_MS, _SLICE_MAX_MS = 50, 1000
 
 
@@ -33,8 +36,11 @@ def lease_ms(lease_s: float) -> int:
 
 
 def keepalive_s(lease_s: float) -> tuple[int, int, int]:
-    """TCP keepalive (idle, interval, count) that gives up on a silent peer within about a lease, in whole seconds."""
-    return max(1, math.ceil(lease_s / 3)), max(1, math.ceil(lease_s / 6)), 3
+    """TCP keepalive (idle, interval, count) that gives up on a silent peer within about a lease, in whole seconds.
+
+    However long the lease, no flow is idle for as long as load balancers and NAT remember one.
+    """
+    return max(1, min(_KEEPALIVE_IDLE_MAX_S, math.ceil(lease_s / 3))), max(1, math.ceil(lease_s / 6)), 3
 
 
 def _values(options: SessionOptions, nonce: str, server_version: int) -> dict[str, str]:
@@ -114,6 +120,8 @@ FACTS = SQL(
     "(SELECT (extract(epoch FROM coalesce(a.backend_start, pg_catalog.clock_timestamp())) * 1000000)::pg_catalog.int8 "
     "FROM pg_catalog.pg_stat_activity AS a "
     "WHERE a.pid = pg_catalog.pg_backend_pid()), "
+    "(SELECT d.oid::pg_catalog.int8 FROM pg_catalog.pg_database AS d "
+    "WHERE d.datname = pg_catalog.current_database()), "
     "pg_catalog.pg_is_in_recovery(), {slice_ms}, current_user::pg_catalog.text, "
     "(SELECT pg_catalog.has_schema_privilege(n.oid, 'USAGE') FROM pg_catalog.pg_namespace AS n "
     "WHERE n.nspname = 'pgelect'), "
@@ -125,5 +133,5 @@ FACTS = SQL(
     "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
     "WHERE n.nspname = 'pgelect' AND c.relname = 'token_seq'), "
     "(SELECT count(*) = 2 FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace "
-    "WHERE n.nspname = 'pgelect' AND p.proname IN ('check_token', 'guard'))"
-).format(slice_ms=_SLICE_MS)
+    "WHERE n.nspname = 'pgelect' AND p.proname IN ('check_token', 'guard')), {stranger}"
+).format(slice_ms=_SLICE_MS, stranger=STRANGER)

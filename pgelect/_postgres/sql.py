@@ -21,6 +21,7 @@ from pgelect._engine.model import Backend, LeaderRecord, LockKey
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pgelect._postgres.opened import Facts
     from pgelect._postgres.options import SessionOptions
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -81,13 +82,24 @@ def _int8(value: int) -> Composed:
     return SQL("{}::pg_catalog.int8").format(Literal(str(value)))
 
 
-def _lock_is(key: LockKey) -> Composed:
-    """Render the condition on ``pg_locks AS l`` for this lock being held, in this database."""
+def _lock_is(key: LockKey, facts: Facts) -> Composed:
+    """Render the condition on ``pg_locks AS l`` for this lock being held, in this database.
+
+    The database's oid is known: to look it up takes a lock on a shared catalog, for which there is no room where a
+    stranger has filled the server's lock table.
+    """
     return SQL(
-        "l.locktype = 'advisory' AND l.objsubid = 2 AND l.mode = 'ExclusiveLock' AND l.granted "
-        "AND l.classid = {}::pg_catalog.oid AND l.objid = {}::pg_catalog.oid AND l.database = "
-        "(SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database())"
-    ).format(Literal(str(key.classid)), Literal(str(key.objid)))
+        "l.locktype = 'advisory' AND l.objsubid = 2 AND l.mode = 'ExclusiveLock' AND l.granted AND l.database = "
+        "{}::pg_catalog.oid AND l.classid = {}::pg_catalog.oid AND l.objid = {}::pg_catalog.oid"
+    ).format(Literal(str(facts.database)), Literal(str(key.classid)), Literal(str(key.objid)))
+
+
+def _held_here(key: LockKey, facts: Facts) -> Composed:
+    """Render whether this very session, still as we set it up, holds this very lock."""
+    return SQL(
+        "EXISTS (SELECT 1 FROM pg_catalog.pg_locks AS l WHERE {} AND l.pid = pg_catalog.pg_backend_pid() "
+        "AND pg_catalog.current_setting('pgelect.nonce', true) = {})"
+    ).format(_lock_is(key, facts), Literal(facts.nonce))
 
 
 def record(key: LockKey) -> Composed:
@@ -102,82 +114,109 @@ def _lease_first(lease_ms: int) -> Composed:
     )
 
 
-def try_lock(key: LockKey, lease_ms: int, *, fencing: bool) -> Composed:
-    """Try for the lock. Last results: (granted or NULL for a name collision, _), then the token row if ``fencing``.
+def _unshared(options: SessionOptions, facts: Facts) -> Composable:
+    """Render whether this server session is ours alone: as we set it up, and without a lock that we do not know of.
 
-    A refused follower may sleep longer than the lease, so it is not held to it.
+    We never take the lock twice; in a session that a pooler shares it may be another elector's, and granted once more.
     """
+    if options.allow_pooler:
+        return SQL("true")
+    return SQL(
+        "(pg_catalog.current_setting('pgelect.nonce', true) IS NOT DISTINCT FROM {nonce} AND NOT EXISTS (SELECT 1 "
+        "FROM pg_catalog.pg_locks AS l WHERE {lock} AND l.pid = pg_catalog.pg_backend_pid()))"
+    ).format(nonce=Literal(facts.nonce), lock=_lock_is(options.key, facts))
+
+
+def try_lock(options: SessionOptions, facts: Facts, lease_ms: int) -> Composed:
+    """Try for the lock. Last results: (granted, unshared, _), then the token row if fencing.
+
+    Granted is NULL for a name collision. A refused follower may sleep longer than the lease, so it is not held to it.
+    """
+    key, fencing = options.key, options.fencing
     attempt: Composable = SQL("pg_catalog.pg_try_advisory_lock({})").format(pair(key))
     if fencing and key.name is not None:
         attempt = SQL(
             "CASE WHEN EXISTS (SELECT 1 FROM pgelect.token AS t WHERE {} AND t.name <> {}) THEN NULL ELSE {} END"
         ).format(_row_is(key), Literal(key.name), attempt)
     asked = SQL(
-        "{}WITH attempt AS MATERIALIZED (SELECT {} AS granted) "
-        "SELECT granted, pg_catalog.set_config('idle_session_timeout', CASE WHEN granted THEN {} ELSE '0' END, false) "
-        "FROM attempt"
-    ).format(_lease_first(lease_ms), attempt, Literal(f"{lease_ms}ms"))
+        "{first}WITH session AS MATERIALIZED (SELECT {unshared} AS unshared), "
+        "attempt AS MATERIALIZED (SELECT CASE WHEN unshared THEN {attempt} END AS granted, unshared FROM session) "
+        "SELECT granted, unshared, pg_catalog.set_config('idle_session_timeout', "
+        "CASE WHEN granted OR NOT unshared THEN {lease} ELSE '0' END, false) FROM attempt"
+    ).format(
+        first=_lease_first(lease_ms),
+        unshared=_unshared(options, facts),
+        attempt=attempt,
+        lease=Literal(f"{lease_ms}ms"),
+    )
     return asked + THEN + record(key) if fencing else asked
 
 
-def wait_lock(key: LockKey, lease_ms: int, *, fencing: bool) -> Composed:
-    """Queue for the lock until ``lock_timeout``. Last results: (granted,), then the token row if ``fencing``.
+def wait_lock(options: SessionOptions, facts: Facts, lease_ms: int) -> Composed:
+    """Queue for the lock until ``lock_timeout``. Last results: (granted, unshared), then the token row if fencing.
 
     The transaction lock is what can be waited for in bounded time; once it is ours the session lock cannot be refused.
     Errors are trapped here, so nothing is written to the server's log. ``unlock_all``: a cancel may have struck between
     a grant and its bookkeeping; it frees session locks only, and this session holds no other.
     """
     slice_ = SQL(
-        "DO $pgelect$ BEGIN "
+        "DO $pgelect$ DECLARE ours pg_catalog.bool := false; BEGIN "
         "PERFORM pg_catalog.set_config({outcome}, 'false', true); "
-        "BEGIN PERFORM pg_catalog.pg_advisory_xact_lock({key}); "
+        "BEGIN IF NOT {unshared} THEN PERFORM pg_catalog.set_config({outcome}, 'shared', true); RETURN; END IF; "
+        "ours := true; PERFORM pg_catalog.pg_advisory_xact_lock({key}); "
         "PERFORM pg_catalog.set_config({outcome}, pg_catalog.pg_try_advisory_lock({key})::pg_catalog.text, true); "
-        "EXCEPTION WHEN lock_not_available OR query_canceled THEN PERFORM pg_catalog.pg_advisory_unlock_all(); END; "
-        "END $pgelect$; SELECT pg_catalog.current_setting({outcome}) = 'true'"
-    ).format(outcome=_OUTCOME, key=pair(key))
+        "EXCEPTION WHEN lock_not_available OR query_canceled THEN "
+        "IF ours THEN PERFORM pg_catalog.pg_advisory_unlock_all(); END IF; END; "
+        "END $pgelect$; SELECT pg_catalog.current_setting({outcome}) = 'true', "
+        "pg_catalog.current_setting({outcome}) <> 'shared'"
+    ).format(outcome=_OUTCOME, key=pair(options.key), unshared=_unshared(options, facts))
     asked = _lease_first(lease_ms) + slice_
-    return asked + THEN + record(key) if fencing else asked
+    return asked + THEN + record(options.key) if options.fencing else asked
 
 
-def mint(options: SessionOptions, backend: Backend, wait_ms: int) -> Composed:
-    """Write the next token. Last result: timeline, prior found, prior released, prior name, then RECORD or NULLs.
+def mint(options: SessionOptions, facts: Facts, wait_ms: int) -> Composed:
+    """Write the next token. Last result: timeline, lock held, prior clean, prior name, then RECORD or NULLs.
 
-    NULLs instead of the record: the row carries another name. Waits ``wait_ms`` for fenced transactions, and half as
-    long again when new ones keep coming: ``lock_timeout`` starts anew with each.
+    NULLs instead of the record: this session does not hold the lock, or the row carries another name. Waits ``wait_ms``
+    for fenced transactions, and half as long again when new ones keep coming: ``lock_timeout`` starts anew with each.
     """
     bounded = SQL(
         "SELECT pg_catalog.set_config('lock_timeout', {}, true), pg_catalog.set_config('statement_timeout', {}, true); "
     ).format(Literal(f"{wait_ms}ms"), Literal(f"{wait_ms + wait_ms // 2}ms"))
-    return bounded + _next_token(options, backend)
+    return bounded + _next_token(options, facts)
 
 
-def _next_token(options: SessionOptions, backend: Backend) -> Composed:
+def _next_token(options: SessionOptions, facts: Facts) -> Composed:
+    # Clean: the prior term was released, or there was none; on this timeline. After a promotion, what is seen may be
+    # older than the last term, whose row was lost.
     return SQL(
-        "WITH tl AS MATERIALIZED (SELECT {timeline} AS n), "
-        "prior AS MATERIALIZED (SELECT true AS found, t.released_at IS NOT NULL AS released, t.name "
-        "FROM pgelect.token AS t WHERE {row}), "
-        "t AS (INSERT INTO pgelect.token AS old (key1, key2, name, token, holder, metadata, acquired_at, released_at, "
-        "terms, lease_s, backend_pid, backend_start) "
-        "SELECT {keys}, {name}::pg_catalog.text, ((tl.n - 1) << 40) + pg_catalog.nextval('pgelect.token_seq'), "
+        "WITH tl AS MATERIALIZED (SELECT {timeline} AS n, {held} AS held), "
+        "prior AS MATERIALIZED (SELECT t.released_at IS NOT NULL AND t.timeline = tl.n AS clean, t.name "
+        "FROM pgelect.token AS t, tl WHERE {row}), "
+        "t AS (INSERT INTO pgelect.token AS old (key1, key2, name, token, timeline, holder, metadata, acquired_at, "
+        "released_at, terms, lease_s, backend_pid, backend_start) "
+        "SELECT {keys}, {name}::pg_catalog.text, ((tl.n - 1) << 40) + pg_catalog.nextval('pgelect.token_seq'), tl.n, "
         "{holder}::pg_catalog.text, {metadata}::pg_catalog.jsonb, pg_catalog.clock_timestamp(), NULL, 1, "
-        "{lease}::pg_catalog.float8, {pid}::pg_catalog.int4, {start}::pg_catalog.timestamptz FROM tl "
+        "{lease}::pg_catalog.float8, {pid}::pg_catalog.int4, {start}::pg_catalog.timestamptz FROM tl WHERE tl.held "
         "ON CONFLICT (key1, key2) DO UPDATE SET name = coalesce(excluded.name, old.name), "
-        "token = greatest(old.token + 1, excluded.token), holder = excluded.holder, metadata = excluded.metadata, "
+        "token = greatest(old.token + 1, excluded.token), timeline = excluded.timeline, "
+        "holder = excluded.holder, metadata = excluded.metadata, "
         "acquired_at = pg_catalog.clock_timestamp(), released_at = NULL, terms = old.terms + 1, "
         "lease_s = excluded.lease_s, backend_pid = excluded.backend_pid, backend_start = excluded.backend_start "
         "WHERE old.name IS NULL OR excluded.name IS NULL OR old.name = excluded.name RETURNING old.*) "
-        "SELECT tl.n, prior.found, prior.released, prior.name, {record} "
+        "SELECT tl.n, tl.held, coalesce(prior.clean, tl.n = 1), prior.name, {record} "
         "FROM tl LEFT JOIN prior ON true LEFT JOIN t ON true"
     ).format(
         timeline=TIMELINE,
+        held=_held_here(options.key, facts),
         row=_row_is(options.key),
         keys=pair(options.key),
         name=Literal(options.key.name),
         holder=Literal(options.identity),
         metadata=Literal(json.dumps(dict(options.metadata))),
         lease=Literal(str(options.lease_s)),
-        pid=Literal(str(backend.pid)),
-        start=Literal(backend.started_at.isoformat()),
+        pid=Literal(str(facts.backend.pid)),
+        start=Literal(facts.backend.started_at.isoformat()),
         record=RECORD,
     )
 
@@ -209,22 +248,22 @@ def terminate(pid: int) -> Composed:
     return SQL("{} SELECT pg_catalog.pg_terminate_backend({}::pg_catalog.int4)").format(_HERE, Literal(str(pid)))
 
 
-def holder(key: LockKey) -> Composed:
+def holder(key: LockKey, facts: Facts) -> Composed:
     """Who holds the lock: (pid, start or NULL when hidden from this role, whether it is this session)."""
     return SQL(
         "SELECT l.pid, (extract(epoch FROM a.backend_start) * 1000000)::pg_catalog.int8, "
         "l.pid = pg_catalog.pg_backend_pid() FROM pg_catalog.pg_locks AS l "
         "LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid WHERE {}"
-    ).format(_lock_is(key))
+    ).format(_lock_is(key, facts))
 
 
-def end_ghost(key: LockKey, ghost: Backend) -> Composed:
+def end_ghost(key: LockKey, facts: Facts, ghost: Backend) -> Composed:
     """End the session ``ghost``, and no other, if it is what holds the lock: (ended,) or nothing."""
     return SQL(
         "SELECT pg_catalog.pg_terminate_backend(l.pid) FROM pg_catalog.pg_locks AS l "
         "JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid WHERE {} AND l.pid = {}::pg_catalog.int4 "
         "AND a.backend_start = {}::pg_catalog.timestamptz AND l.pid <> pg_catalog.pg_backend_pid()"
-    ).format(_lock_is(key), Literal(str(ghost.pid)), Literal(ghost.started_at.isoformat()))
+    ).format(_lock_is(key, facts), Literal(str(ghost.pid)), Literal(ghost.started_at.isoformat()))
 
 
 def timeline() -> Composed:
@@ -233,21 +272,22 @@ def timeline() -> Composed:
 
 
 def adopt(key: LockKey, token: int, backend: Backend) -> Composed:
-    """Name the new session of a resumed term in its row. Never waits: skipped while a fenced transaction is open."""
+    """Name the new session of a resumed term in its row, for observers: nothing depends on it.
+
+    Never waits: skipped while a fenced transaction is open, and its commit does not wait for a synchronous standby.
+    """
     return SQL(
+        "BEGIN; SET LOCAL synchronous_commit = off; "
         "WITH mine AS (SELECT t.key1, t.key2 FROM pgelect.token AS t WHERE {} AND t.token = {} "
         "AND t.released_at IS NULL FOR NO KEY UPDATE SKIP LOCKED) "
         "UPDATE pgelect.token AS t SET backend_pid = {}::pg_catalog.int4, backend_start = {}::pg_catalog.timestamptz "
-        "FROM mine WHERE t.key1 = mine.key1 AND t.key2 = mine.key2"
+        "FROM mine WHERE t.key1 = mine.key1 AND t.key2 = mine.key2; COMMIT"
     ).format(_row_is(key), _int8(token), Literal(str(backend.pid)), Literal(backend.started_at.isoformat()))
 
 
-def prove(key: LockKey, nonce: str) -> Composed:
-    """One row only if this very session, still as we set it up, holds this very lock on a primary."""
-    return SQL(
-        "SELECT 1 FROM pg_catalog.pg_locks AS l WHERE {} AND l.pid = pg_catalog.pg_backend_pid() "
-        "AND pg_catalog.current_setting('pgelect.nonce', true) = {} AND NOT pg_catalog.pg_is_in_recovery()"
-    ).format(_lock_is(key), Literal(nonce))
+def prove(key: LockKey, facts: Facts) -> Composed:
+    """Whether this very session, still as we set it up, holds this very lock; and whether it is on a standby."""
+    return SQL("SELECT {}, pg_catalog.pg_is_in_recovery()").format(_held_here(key, facts))
 
 
 def unlock(key: LockKey) -> Composed:
@@ -272,11 +312,11 @@ def release(key: LockKey, token: int, wait_ms: int) -> Composed:
     ).format(Literal(f"{wait_ms}ms"), _mark_released(key, token), unlock(key))
 
 
-def rehearse(options: SessionOptions, backend: Backend) -> Composed:
+def rehearse(options: SessionOptions, facts: Facts) -> Composed:
     """Plan, but do not run, what a leader runs first and last.
 
     A new server process reads the catalogs at its first look at a table; here it does so while there is time.
     """
     return SQL("BEGIN; EXPLAIN {}; EXPLAIN {}; COMMIT; ").format(
-        _next_token(options, backend), _mark_released(options.key, 0)
+        _next_token(options, facts), _mark_released(options.key, 0)
     )

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from pgelect import ExponentialBackoff, LeaderLock, LockState, PgElectError, StaleTokenError, Term
+from pgelect import ExponentialBackoff, LeaderLock, LockState, PgElectError, SessionLostError, StaleTokenError, Term
 from pgelect.cli.connecting import Client
 from pgelect.cli.demo_ledger import LOCK_NAME, append, keep_ledger
 from pgelect.fencing import fenced
@@ -108,7 +108,7 @@ class Replica:
                     seq = await append(client.conn, term.token, self._name)
                 tell("wrote", seq=seq, token=term.token)  # only now: it is committed
                 await asyncio.sleep(self._pause_s)
-        except psycopg.OperationalError as error:
+        except (psycopg.OperationalError, SessionLostError) as error:  # of our own connection, also inside the fence
             self._failed(error)
             await asyncio.sleep(_RECONNECT_S)
         finally:

@@ -2,6 +2,7 @@
 
 import secrets
 from contextlib import ExitStack
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -9,18 +10,15 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import Identifier
 
 from pgelect import LockState, SchemaError, schema_sql
+from pgelect._postgres.install import FUNCTIONS, RELATIONS
+from tests.support import roles
 from tests.support.electors import Elector
+from tests.support.roles import as_administrator
 from tests.support.server import lock_holders, query, sessions, terminate
 from tests.support.waiting import eventually
 
 Key = tuple[int, int]
 NAMES = ["plain_role", 'Odd "Role" é']
-
-
-def as_administrator(dsn: str, statements: str) -> None:
-    """Run SQL as a superuser would paste it: all of it at once."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute(statements.encode())
 
 
 def quoted(role: str) -> str:
@@ -173,3 +171,86 @@ async def test_a_right_that_is_taken_away_later_stops_the_next_term_and_not_the_
         await eventually(lambda: lock_holders(database, *key) == [])
         as_administrator(database, f"GRANT UPDATE ON pgelect.token TO {quoted(role)}")
         await a.leads(above=term.token)
+
+
+# What the schema says of itself. Whatever is added to it later is looked at, too.
+
+OBJECTS = """
+SELECT 'schema' AS kind, n.nspname::text AS name, coalesce(n.nspacl, acldefault('n', n.nspowner)) AS acl
+FROM pg_namespace AS n WHERE n.nspname = 'pgelect'
+UNION ALL
+SELECT 'relation', c.relname::text,
+    coalesce(c.relacl, acldefault(CASE c.relkind WHEN 'S' THEN 's'::"char" ELSE 'r' END, c.relowner))
+FROM pg_class AS c WHERE c.relnamespace = 'pgelect'::regnamespace AND c.relkind NOT IN ('i', 'I', 't')
+UNION ALL
+SELECT 'column', c.relname || '.' || a.attname, a.attacl
+FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
+WHERE c.relnamespace = 'pgelect'::regnamespace AND c.relkind NOT IN ('i', 'I', 't') AND a.attnum > 0
+UNION ALL
+SELECT 'function', p.proname::text, coalesce(p.proacl, acldefault('f', p.proowner))
+FROM pg_proc AS p WHERE p.pronamespace = 'pgelect'::regnamespace
+UNION ALL
+SELECT 'type', t.typname::text, coalesce(t.typacl, acldefault('T', t.typowner))
+FROM pg_type AS t WHERE t.typnamespace = 'pgelect'::regnamespace AND t.typelem = 0
+"""
+TO_PUBLIC = f"SELECT o.kind, o.name, a.privilege_type FROM ({OBJECTS}) AS o, aclexplode(o.acl) AS a WHERE a.grantee = 0"
+OTHERS = f"""
+SELECT o.kind, o.name, a.privilege_type FROM ({OBJECTS}) AS o, aclexplode(o.acl) AS a
+WHERE a.grantee <> (SELECT nspowner FROM pg_namespace WHERE nspname = 'pgelect')
+"""
+
+
+def test_everybody_has_no_right_on_anything_in_the_schema(any_database: str) -> None:
+    as_administrator(any_database, schema_sql())
+    kinds = {kind for (kind,) in query(any_database, f"SELECT DISTINCT o.kind FROM ({OBJECTS}) AS o")}
+    assert kinds == {"schema", "relation", "column", "function", "type"}, "all of it was looked at"
+    assert query(any_database, TO_PUBLIC) == []
+    assert query(any_database, OTHERS) == []
+
+
+def test_what_is_in_the_schema_is_what_is_looked_for(database: str) -> None:
+    """Owners are checked, and completeness is, for the names listed in the code: a new object has to be entered."""
+    as_administrator(database, schema_sql())
+    names = f"SELECT o.name FROM ({OBJECTS}) AS o WHERE o.kind = %s ORDER BY 1"
+    assert [name for (name,) in query(database, names, "relation")] == sorted(RELATIONS)
+    assert [name for (name,) in query(database, names, "function")] == sorted(FUNCTIONS)
+    assert [name for (name,) in query(database, names, "type")] == sorted(set(RELATIONS) - {"token_seq"})
+
+
+def test_each_function_pins_its_search_path_with_the_temporary_schema_last(any_database: str) -> None:
+    """Else a caller's own functions, operators and tables would be found first, and run with the owner's rights."""
+    as_administrator(any_database, schema_sql())
+    functions = query(
+        any_database,
+        "SELECT proname::text, prosecdef, proconfig FROM pg_proc "
+        "WHERE pronamespace = 'pgelect'::regnamespace ORDER BY 1",
+    )
+    assert functions == [(name, True, ["search_path=pg_catalog, pg_temp"]) for name in sorted(FUNCTIONS)]
+
+
+def test_installing_again_keeps_grants_and_revokes_and_takes_from_everybody_what_was_given(
+    database: str, role: str
+) -> None:
+    as_administrator(database, schema_sql())
+    as_administrator(
+        database,
+        f"GRANT USAGE ON SCHEMA pgelect TO {quoted(role)};"
+        f"GRANT SELECT, UPDATE ON pgelect.token TO {quoted(role)}; REVOKE UPDATE ON pgelect.token FROM {quoted(role)};"
+        f"GRANT EXECUTE ON FUNCTION pgelect.check_token(integer, integer, bigint) TO {quoted(role)};"
+        "GRANT ALL ON SCHEMA pgelect TO PUBLIC; GRANT ALL ON pgelect.token, pgelect.token_seq TO PUBLIC;"
+        "GRANT ALL ON FUNCTION pgelect.guard() TO PUBLIC; GRANT ALL ON TYPE pgelect.token TO PUBLIC",
+    )
+    for _ in range(2):
+        as_administrator(database, schema_sql())
+        assert query(database, TO_PUBLIC) == []
+        assert sorted(query(database, OTHERS)) == [
+            ("function", "check_token", "EXECUTE"),
+            ("relation", "token", "SELECT"),
+            ("schema", "pgelect", "USAGE"),
+        ]
+
+
+@pytest.mark.parametrize("sql", ["GRANTS", "READER", "MAY_END_WRITERS", "OWN_DATABASE", "LOCK_FUNCTIONS", "HAND_OVER"])
+def test_the_sql_for_administrators_is_in_the_readme_word_for_word(sql: str) -> None:
+    """What the tests run is what people are told to run."""
+    assert getattr(roles, sql) in (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

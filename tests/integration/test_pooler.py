@@ -1,13 +1,16 @@
 """Behind PgBouncer: a pool that shares server sessions between clients is refused, one in session mode works."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from pgelect import LockState, PoolerError
 from tests.support.electors import Elector, one_leads
 from tests.support.pgbouncer import PgBouncer
+from tests.support.proxy import BreakableProxy
 from tests.support.replicas import Replicas
 from tests.support.server import lock_holders, lock_waiters, query, sessions
 from tests.support.waiting import eventually, eventually_sync
@@ -73,6 +76,61 @@ async def test_two_that_start_at_once_behind_a_busy_transaction_pool_are_both_re
         stop.set()
     assert [type(start) for start in starts] == [PoolerError] * 4
     await eventually(lambda: locks_of(database) == [])
+
+
+@pytest.mark.parametrize("round_robin", ["0", "1"])
+async def test_a_wide_pool_of_idle_sessions_is_refused_in_whatever_order_it_hands_them_out(
+    pgbouncer: Pooler, database: str, key: Key, round_robin: str
+) -> None:
+    dsn = pgbouncer("transaction", 6, settings={"server_round_robin": round_robin}).through(database)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(6):
+            group.create_task(asyncio.to_thread(query, dsn, "SELECT pg_sleep(0.1)"))
+    for _ in range(5):
+        with pytest.raises(PoolerError):
+            await Elector(dsn, key).lock.start()
+    await eventually(lambda: locks_of(database) == [])
+
+
+class Balancer(BreakableProxy):
+    """Hands each connection to the next of several upstreams, as a service in front of several poolers does."""
+
+    def __init__(self, *ports: int) -> None:
+        self._next = itertools.cycle(ports)
+        super().__init__("127.0.0.1", ports[0])
+
+    @property
+    def upstream(self) -> tuple[str, int]:
+        return "127.0.0.1", next(self._next)
+
+    @upstream.setter
+    def upstream(self, _: tuple[str, int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("way", ["dsn callable", "balancer", "host list"])
+async def test_several_transaction_pools_behind_one_name_are_refused(
+    pgbouncer: Pooler, database: str, key: Key, way: str
+) -> None:
+    """The second connection, by which the modes are told apart, may meet another pool than the first."""
+    poolers = [pgbouncer("transaction", 2) for _ in range(2)]
+    with Balancer(*(pooler.port for pooler in poolers)) as balancer:
+        each = itertools.cycle([pooler.through(database) for pooler in poolers])
+        ports = ",".join(str(pooler.port) for pooler in poolers)
+        dsn: object = {
+            "dsn callable": lambda: next(each),
+            "balancer": balancer.dsn(database),
+            "host list": make_conninfo(database, host="127.0.0.1,127.0.0.1", port=ports, load_balance_hosts="random"),
+        }[way]
+        for _ in range(6 if way == "host list" else 2):
+            a = Elector(dsn, key)
+            try:
+                with pytest.raises(PoolerError):
+                    await a.lock.start()
+            finally:
+                await a.lock.shutdown()
+            assert a.terms == []
+        await eventually(lambda: locks_of(database) == [])
 
 
 async def test_allow_pooler_starts_behind_any_pool(pgbouncer: Pooler, database: str, key: Key) -> None:
