@@ -51,6 +51,11 @@ class Locks(Generic[Owner]):
         """Return whether the owner holds any lock."""
         return any(lock.holder is owner for lock in self._held.values())
 
+    def is_queued(self, key: LockKey) -> bool:
+        """Return whether anybody waits for the lock."""
+        lock = self._held.get(key)
+        return lock is not None and bool(lock.queue)
+
     def waiters(self, key: LockKey) -> list[Owner]:
         """Return who waits for the lock, the first in the queue first."""
         lock = self._held.get(key)

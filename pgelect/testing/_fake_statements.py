@@ -1,4 +1,4 @@
-"""What each statement of a session does in the fake server: the server's side of one session. Synchronous."""
+"""What each statement of a lock's session does in the fake server: the server's side of one session."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pgelect._engine.model import Grant
-from pgelect._engine.session import LockAnswer, ResumeAnswer
-from pgelect.errors import KeyCollisionError, NotPrimaryError
+from pgelect._engine.session import LockAnswer
+from pgelect.errors import FenceBusyError, KeyCollisionError, NotPrimaryError, PgElectError, SessionLostError
+from pgelect.testing._fake_cluster import Statement, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pgelect._engine.model import Backend, LeaderRecord, LockKey
     from pgelect.testing._fake_cluster import Cluster, FakeBackend
-    from pgelect.testing._fake_tokens import FakeTransaction
+    from pgelect.testing._fake_transactions import Tables
 
 SERVER_NAME = "fake server"
+FINDING_BLOCKERS_S = 0.02
+"""About what it takes to find and end, over a second connection, who holds off a mint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,89 +27,151 @@ class Statements:
     """The statements of one session, with what they carry."""
 
     cluster: Cluster
+    tables: Tables
     key: LockKey
     identity: str
     metadata: Mapping[str, Any] = field(repr=False)
     lease_s: float
     fencing: bool
 
+    # Parts
+
     def check_primary(self) -> None:
         """Raise NotPrimaryError on a server in recovery."""
         if self.cluster.in_recovery:
             raise NotPrimaryError(SERVER_NAME)
 
-    def check_name(self, backend: FakeBackend) -> None:
-        """Raise KeyCollisionError if the row carries another name; the lock is not held then."""
-        if not self.fencing:
-            return
-        try:
-            self.cluster.tokens.check_name(self.key)
-        except KeyCollisionError:
-            self.cluster.locks.unlock(self.key, backend)
-            raise
-
-    def row(self) -> LeaderRecord | None:
-        """Return the token row, as far as this session looks at it."""
-        return self.cluster.tokens.row(self.key) if self.fencing else None
-
-    def fenced(self) -> list[FakeTransaction]:
-        """Return the open transactions that keep this session from writing the row."""
-        return self.cluster.tokens.fenced(self.key) if self.fencing else []
-
     def holds(self, backend: FakeBackend) -> bool:
         """Return whether this session holds its lock."""
         return self.cluster.locks.holder(self.key) is backend
 
+    def _row(self) -> LeaderRecord | None:
+        """Return the token row, as far as this session looks at it."""
+        return self.tables.row(self.key) if self.fencing else None
+
+    def _check_name(self, backend: FakeBackend) -> None:
+        """Raise KeyCollisionError if the row carries another name; the lock is not held then."""
+        if not self.fencing:
+            return
+        try:
+            self.tables.check_name(self.key)
+        except KeyCollisionError:
+            self.cluster.locks.unlock(self.key, backend)
+            raise
+
+    def _row_free(self, for_s: float) -> Statement[bool]:
+        """Wait a little until the token row can be changed; whether it can. A cancel ends the wait."""
+        try:
+            return (yield Wait(lambda: self.tables.is_free(self.key), for_s))
+        except PgElectError:
+            return False
+
+    # Statements
+
     def try_lock(self, backend: FakeBackend, ghost: Backend | None) -> LockAnswer:
         """Try for the lock; end the ghost first if it is what holds it."""
         self.check_primary()
-        self.check_name(backend)
+        self._check_name(backend)
         if ghost is not None:
             self._end_ghost(backend, ghost)
-        return LockAnswer(self.cluster.locks.try_lock(self.key, backend), self.row())
+        backend.held_to_lease = self.cluster.locks.try_lock(self.key, backend)
+        return LockAnswer(backend.held_to_lease, self._row(), backend.id)
 
-    def mint(self, backend: FakeBackend) -> Grant:
-        """Begin a term."""
-        if not self.holds(backend):
-            raise RuntimeError("a token is minted with the lock held")
-        cluster, now = self.cluster, self.cluster.wall()
-        if not self.fencing:
-            return Grant(0, now, backend.id, cluster.timeline, predecessor_clean=True, record=None)
-        last = self.row()
-        row = cluster.tokens.mint(
-            self.key,
-            holder=self.identity,
-            metadata=self.metadata,
-            lease_s=self.lease_s,
-            backend=backend.id,
-            timeline=cluster.timeline,
-            now=now,
-        )
-        clean = last is None or last.released_at is not None
-        return Grant(row.token, now, backend.id, cluster.timeline, predecessor_clean=clean, record=row)
-
-    def resume(self, backend: FakeBackend, grant: Grant) -> ResumeAnswer:
-        """Take up the term again, if nobody led in between."""
+    def wait_lock(self, backend: FakeBackend) -> Statement[LockAnswer]:
+        """Wait in the queue for one slice. After it, the place in the queue is gone."""
         self.check_primary()
-        row = self.row()
-        if row is None or row.token != grant.token or row.released_at is not None:
-            return ResumeAnswer(resumed=False, final=True, why="the token row has moved on")
-        if self.cluster.timeline != grant.timeline:
-            return ResumeAnswer(resumed=False, final=True, why="the server was promoted")
-        self._end_ghost(backend, grant.backend)
-        holder = self.cluster.locks.holder(self.key)
-        if holder is not None and holder.id == grant.backend:
-            return ResumeAnswer(resumed=False, final=False, why="our own lost session still holds the lock")
-        if not self.cluster.locks.try_lock(self.key, backend):
-            return ResumeAnswer(resumed=False, final=True, why="another session holds the lock")
-        self.cluster.tokens.adopt(self.key, grant.token, backend.id)
-        return ResumeAnswer(resumed=True, backend=backend.id)
+        self._check_name(backend)
+        backend.held_to_lease = True
+        locks = self.cluster.locks
+        waiter = locks.queue(self.key, backend, self.cluster.changed)
+        try:
+            yield Wait(lambda: waiter.done, self.cluster.wait_slice_s)
+        except PgElectError:  # a cancel: trapped, and nothing is held
+            if waiter.granted:
+                locks.unlock(self.key, backend)
+                waiter.granted = False
+        finally:
+            locks.leave(waiter)
+        self._check_name(backend)
+        return LockAnswer(waiter.granted, self._row(), backend.id)
 
-    def unlock(self, backend: FakeBackend, token: int, *, marked: bool) -> bool:
-        """Mark the term as released (if ``marked``) and free the lock; whether it had been held."""
-        if marked and self.fencing and self.holds(backend):
-            self.cluster.tokens.release(self.key, token, self.cluster.wall())
+    def mint(self, backend: FakeBackend, within_s: float) -> Statement[Grant]:
+        """Begin a term: wait for fenced transactions of earlier ones, then end them."""
+        self.check_primary()
+        if not self.holds(backend):
+            raise SessionLostError("disproved", "this session does not hold the lock: no token was minted")
+        cluster = self.cluster
+        if not self.fencing:
+            return Grant(0, cluster.wall(), backend.id, cluster.data.timeline, predecessor_clean=True, record=None)
+        wait_s = min(cluster.fence_wait_s, within_s / 4)  # twice, and time left for the answers
+        grant = yield from self._write_token(backend, wait_s)
+        if grant is None:
+            if not (yield from self._row_free(FINDING_BLOCKERS_S)):
+                self._end_fenced()
+            grant = yield from self._write_token(backend, wait_s)
+        if grant is None:
+            raise FenceBusyError(self.key, self._blockers())
+        return grant
+
+    def _write_token(self, backend: FakeBackend, wait_s: float) -> Statement[Grant | None]:
+        """Try once to write the row of a new term; None when it stayed locked, or a cancel struck."""
+        cluster = self.cluster
+        sequence = cluster.data.next_value()  # drawn before the row is waited for, and not given back
+        if not (yield from self._row_free(wait_s)):
+            return None
+        last, of_this_timeline = self._row(), cluster.data.is_of_this_timeline(self.key)
+        row = self.tables.next_row(
+            self.key, sequence, holder=self.identity, metadata=self.metadata, lease_s=self.lease_s, backend=backend.id
+        )
+        try:
+            yield from self.tables.write_row(backend, row)
+        except PgElectError:
+            return None
+        # After a promotion an older row, or none, may be what is left: nobody knows how the last term ended.
+        timeline = cluster.data.timeline
+        clean = timeline == 1 if last is None else last.released_at is not None and of_this_timeline
+        return Grant(row.token, row.acquired_at, backend.id, timeline, predecessor_clean=clean, record=row)
+
+    def why_over(self, grant: Grant) -> str:
+        """Say why a term cannot go on; empty while it can."""
+        self.check_primary()
+        if self.cluster.data.timeline != grant.timeline:
+            return "the server was promoted"
+        row = self._row()
+        moved_on = row is None or row.token != grant.token or row.released_at is not None
+        return "the token row has moved on" if moved_on else ""
+
+    def other_holder(self, backend: FakeBackend, ghost: Backend) -> str:
+        """Say who holds the lock, if it is neither this session nor the ghost."""
+        holder = self.cluster.locks.holder(self.key)
+        if holder is None or holder is backend or holder.id == ghost:
+            return ""
+        return f"another session holds the lock (pid {holder.id.pid})"
+
+    def adopt(self, backend: FakeBackend, grant: Grant) -> None:
+        """Name this session in the row of the term that it took up."""
+        self.tables.adopt(self.key, grant.token, backend.id)
+
+    def prove(self, backend: FakeBackend) -> bool:
+        """Say whether this session holds its lock on a primary."""
+        return self.holds(backend) and not self.cluster.in_recovery
+
+    def unlock(self, backend: FakeBackend, token: int, within_s: float) -> Statement[bool]:
+        """Mark the term as released, unless the row stays locked, and free the lock; whether it had been held."""
+        self.check_primary()
+        if self.fencing and (yield from self._row_free(min(self.cluster.release_wait_s, within_s / 2))):
+            marked = self.tables.released(self.key, token)
+            if marked is not None:
+                yield from self.tables.write_row(backend, marked, durable=False)
         return self.cluster.locks.unlock(self.key, backend)
+
+    def _end_fenced(self) -> None:
+        for transaction in self.tables.fenced(self.key):
+            if transaction.killable:
+                transaction.kill()
+
+    def _blockers(self) -> tuple[int, ...]:
+        return tuple(sorted(transaction.pid for transaction in self.tables.fenced(self.key)))
 
     def _end_ghost(self, backend: FakeBackend, ghost: Backend) -> None:
         holder = self.cluster.locks.holder(self.key)

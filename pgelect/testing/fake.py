@@ -7,20 +7,25 @@ One event loop, no threads. The contract suite of the project runs on it and on 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pgelect.testing._fake_cluster import Cluster, FakeBackend, Link
+from pgelect.testing._fake_cluster import Cluster
 from pgelect.testing._fake_statements import Statements
-from pgelect.testing._fake_tokens import FakeTransaction
+from pgelect.testing._fake_transactions import FakeSerializationError, FakeTransaction, Tables
+from pgelect.testing._fake_wire import Wire
+from pgelect.testing.fake_client import FakeClient
 from pgelect.testing.fake_session import FakeSession
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pgelect._engine.clock import Clock
     from pgelect._engine.model import LeaderRecord, LockKey
+    from pgelect.testing._fake_data import Written
+    from pgelect.testing._fake_wire import Timers
 
-__all__ = ["FakeServer", "FakeSession", "FakeTransaction"]
+__all__ = ["FakeClient", "FakeSerializationError", "FakeServer", "FakeSession", "FakeTransaction"]
 
 
 class FakeServer:
@@ -33,6 +38,11 @@ class FakeServer:
         fence_wait_s: how long a mint waits for fenced transactions before it ends them, in seconds. Default 0.05.
         latency_s: one way of each link, in seconds. Default 0.0.
         may_terminate: whether sessions may end their ghosts. Default True.
+        release_wait_s: how long a release waits for fenced transactions. Default None: as ``fence_wait_s``.
+        client_check_s: after so many seconds a busy session notices that its client has left. Default 0.0: at once.
+        commit_s: asked for each token that is minted: how long its commit takes, in seconds. Default None: no time.
+        connect_within_s: how long a session tries to connect at most, in seconds. Default 5.0.
+        timers: the time that the server and its links live in. Default None: the running event loop's.
     """
 
     def __init__(
@@ -43,13 +53,24 @@ class FakeServer:
         fence_wait_s: float = 0.05,
         latency_s: float = 0.0,
         may_terminate: bool = True,
+        release_wait_s: float | None = None,
+        client_check_s: float = 0.0,
+        commit_s: Callable[[], float] | None = None,
+        connect_within_s: float = 5.0,
+        timers: Timers | None = None,
     ) -> None:
-        self._cluster = Cluster(clock)
-        self._cluster.wait_slice_s = wait_slice_s
-        self._cluster.fence_wait_s = fence_wait_s
-        self._cluster.latency_s = latency_s
-        self._cluster.may_terminate = may_terminate
-        self._silent: dict[int, FakeBackend] = {}
+        self._cluster = cluster = Cluster(clock, timers)
+        cluster.wait_slice_s = wait_slice_s
+        cluster.fence_wait_s = fence_wait_s
+        cluster.release_wait_s = fence_wait_s if release_wait_s is None else release_wait_s
+        cluster.client_check_s = client_check_s
+        cluster.may_terminate = may_terminate
+        if commit_s is not None:
+            cluster.commit_s = commit_s
+        self._tables = Tables(cluster)
+        self._latency_s = latency_s
+        self._connect_within_s = connect_within_s
+        self._silent: dict[int, Wire] = {}
 
     def session(
         self,
@@ -59,9 +80,19 @@ class FakeServer:
         metadata: Mapping[str, Any] | None = None,
         lease_s: float = 15.0,
         fencing: bool = True,
+        new_wire: Callable[[], Wire] | None = None,
     ) -> FakeSession:
-        """Return a new session, not yet open."""
-        return FakeSession(Statements(self._cluster, key, identity, metadata or {}, lease_s, fencing))
+        """Return a new session, not yet open. ``new_wire`` makes its link; by default one with the server's latency."""
+        statements = Statements(self._cluster, self._tables, key, identity, metadata or {}, lease_s, fencing)
+        return FakeSession(statements, new_wire or self.new_wire, self._connect_within_s)
+
+    def client(self, key: LockKey, *, killable: bool = True, new_wire: Callable[[], Wire] | None = None) -> FakeClient:
+        """Return a writer's connection, not yet open. ``killable``: whether a mint may end its transactions."""
+        return FakeClient(self._tables, key, new_wire or self.new_wire, killable=killable)
+
+    def new_wire(self) -> Wire:
+        """Make a link with the server's latency."""
+        return Wire(self._cluster.timers, lambda: self._latency_s)
 
     def begin_fenced(self, key: LockKey, token: int, *, killable: bool = True) -> FakeTransaction:
         """Begin a transaction fenced by a token, as ``lock.fence()`` does.
@@ -74,8 +105,7 @@ class FakeServer:
         Raises:
             StaleTokenError: the token is not that of a current term.
         """
-        cluster = self._cluster
-        return cluster.tokens.begin(key, token, cluster.new_pid(), cluster.changed, killable=killable)
+        return self._tables.begin_fenced(key, token, killable=killable)
 
     # What there is to see
 
@@ -87,12 +117,16 @@ class FakeServer:
     @property
     def timeline(self) -> int:
         """The timeline; 1 at first, one more with each promotion."""
-        return self._cluster.timeline
+        return self._cluster.data.timeline
 
     def sessions(self) -> tuple[int, ...]:
-        """Return the pids of all sessions, the oldest first."""
+        """Return the pids of all sessions of locks, the oldest first."""
         self._cluster.enforce_leases()
-        return tuple(self._cluster.backends)
+        return tuple(pid for pid, backend in self._cluster.backends.items() if backend.lease_s is not None)
+
+    def clients(self) -> tuple[int, ...]:
+        """Return the pids of all writers' connections, the oldest first."""
+        return tuple(pid for pid, backend in self._cluster.backends.items() if backend.lease_s is None)
 
     def holders(self, key: LockKey) -> tuple[int, ...]:
         """Return the pid that holds the lock, if any."""
@@ -107,7 +141,11 @@ class FakeServer:
 
     def row(self, key: LockKey) -> LeaderRecord | None:
         """Return the token row of a lock."""
-        return self._cluster.tokens.row(key)
+        return self._tables.row(key)
+
+    def ledger(self) -> list[Written]:
+        """Return what writers have committed, in the order of the commits."""
+        return self._cluster.data.ledger()
 
     # What can go wrong with one session
 
@@ -118,6 +156,13 @@ class FakeServer:
             self._cluster.end(backend, "terminated by an administrator")
         return backend is not None
 
+    def cancel(self, pid: int) -> bool:
+        """Cancel the statement of a session, or its next one, as ``pg_cancel_backend`` may. False: no such pid."""
+        backend = self._cluster.backends.get(pid)
+        if backend is not None:
+            self._cluster.cancel(backend)
+        return backend is not None
+
     def unlock_all(self, pid: int) -> None:
         """Free all locks of a session behind its back, as ``DISCARD ALL`` or a pooler does. KeyError: no session."""
         self._cluster.locks.unlock_all(self._cluster.backends[pid])
@@ -125,18 +170,26 @@ class FakeServer:
 
     def partition(self, pid: int) -> None:
         """Let the link of a session fall silent: neither side is told. The lease goes on. KeyError: no session."""
-        backend = self._silent[pid] = self._cluster.backends[pid]
-        self._cluster.set_link(backend, Link.SILENT)
+        wire = self._silent[pid] = self._cluster.backends[pid].wire
+        wire.block()
 
     def heal(self, pid: int) -> None:
         """Undo ``partition``: each side hears what became of the other. Harmless for any other pid."""
-        backend = self._silent.pop(pid, None)
-        if backend is not None:
-            self._cluster.set_link(backend, Link.UP)
+        wire = self._silent.pop(pid, None)
+        if wire is not None:
+            wire.unblock()
 
     def cut(self, pid: int) -> None:
         """Break the link of a session: the client hears it, the server does not and keeps a ghost. KeyError: none."""
-        self._cluster.set_link(self._cluster.backends[pid], Link.CUT)
+        backend = self._cluster.backends[pid]
+        backend.wire.up.lose()
+        backend.wire.reset_client(partial(backend.heard_end, "connection reset by peer"))
+
+    def cut_off(self, pid: int) -> None:
+        """Break it the other way: the server ends the session, the client hears when it next asks. KeyError: none."""
+        backend = self._cluster.backends[pid]
+        backend.wire.down.lose()
+        self._cluster.end(backend, "connection reset by peer")
 
     # What can go wrong with the server
 
@@ -144,18 +197,25 @@ class FakeServer:
         """With an injected clock: end the holders whose lease is over now."""
         self._cluster.enforce_leases()
 
-    def stop(self) -> None:
-        """Stop: all sessions and fenced transactions end, connecting fails. Token rows stay."""
-        self._cluster.up = False
-        self._cluster.end_all("the server is shutting down")
+    def stop(self, *, immediate: bool = False) -> None:
+        """Stop: all sessions and transactions end, connecting fails. What is committed stays.
+
+        Args:
+            immediate: as in a crash, what was committed without waiting for the disk is lost. Default False.
+        """
+        if immediate:
+            self._cluster.data.crash()
+        self._cluster.data.flush()
+        self._cluster.go_down("the server is shutting down")
+        self._tables.kill_all()
 
     def start(self) -> None:
         """Start again after ``stop``."""
         self._cluster.up = True
 
-    def restart(self) -> None:
+    def restart(self, *, immediate: bool = False) -> None:
         """Stop and start."""
-        self.stop()
+        self.stop(immediate=immediate)
         self.start()
 
     def freeze(self) -> None:
@@ -174,4 +234,24 @@ class FakeServer:
     def promote(self) -> None:
         """Become a primary on a new timeline, with all data."""
         self._cluster.in_recovery = False
-        self._cluster.timeline += 1
+        self._cluster.data.catch_up()
+        self._cluster.data.fail_over()
+
+    def hold_back(self) -> None:
+        """From here on, let the standby that ``fail_over`` promotes receive nothing more."""
+        self._cluster.data.hold_back()
+
+    def catch_up(self) -> None:
+        """Undo ``hold_back``."""
+        self._cluster.data.catch_up()
+
+    def fail_over(self) -> None:
+        """Lose this server for good, and go on with its standby, at the same address, on a new timeline.
+
+        All sessions end. What was committed after ``hold_back`` is lost, and with it what the sequence gave out.
+        """
+        self._cluster.go_down("the connection to the server was lost")
+        self._tables.kill_all()
+        self._cluster.data.fail_over()
+        self._cluster.in_recovery = False
+        self._cluster.up = True

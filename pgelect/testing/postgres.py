@@ -65,6 +65,7 @@ class Postgres:
         # Memory may be mounted noexec, so a copy of the programs has to be elsewhere.
         in_memory = not durable and programs.account.can_reach(programs.bin_dir)
         self._root = private_directory(programs.account, in_memory=in_memory)
+        self._settings = dict(settings or {})
         self._watch = Watch(self.data_dir / "postmaster.pid", self._root)
         self.port = free_port()
         atexit.register(self.close)
@@ -76,12 +77,9 @@ class Postgres:
                     "--pgdata", self.data_dir,
                 )  # fmt: skip
                 self.configure(**_SETTINGS, **({} if durable else _NOT_DURABLE))
+                self._configure_own()
             else:
-                self._programs.run(
-                    "pg_basebackup", "--no-sync", "--checkpoint=fast", "--write-recovery-conf",
-                    "--dbname", primary.dsn(), "--pgdata", self.data_dir,
-                )  # fmt: skip
-            self.configure(port=str(self.port), unix_socket_directories=str(self._root), **(settings or {}))
+                self._copy(primary)
         except BaseException:
             self.close()
             raise
@@ -198,6 +196,14 @@ class Postgres:
             raise
         return other
 
+    def follow(self, primary: "Postgres") -> None:
+        """Give up all data and start anew as a hot standby of `primary`, on the same port, as a former primary does."""
+        self._free_memory()
+        self.stop("immediate")
+        shutil.rmtree(self.data_dir)
+        self._copy(primary)
+        self.start()
+
     def promote(self) -> None:
         """Make a standby a primary, and return when it is one."""
         with psycopg.connect(self.dsn(), autocommit=True) as conn:
@@ -210,10 +216,7 @@ class Postgres:
         """Stop the server at once and remove its directory. May be called again, and at any stage."""
         if self._closed or os.getpid() != self._owner:
             return
-        if self._postmaster is not None and self._postmaster.poll() == -signal.SIGKILL:
-            # A killed server leaves shared memory behind; only its next start removes it.
-            with suppress(RuntimeError, TimeoutError):
-                self.start()
+        self._free_memory()
         self._closed = True
         atexit.unregister(self.close)
         if self._postmaster is not None and self._postmaster.poll() is None:
@@ -240,6 +243,23 @@ class Postgres:
     @property
     def _log(self) -> Path:
         return self._root / "log"
+
+    def _copy(self, primary: "Postgres") -> None:
+        """Fill the directory with a copy of `primary` that will stream from it."""
+        self._programs.run(
+            "pg_basebackup", "--no-sync", "--checkpoint=fast", "--write-recovery-conf",
+            "--dbname", primary.dsn(), "--pgdata", self.data_dir,
+        )  # fmt: skip
+        self._configure_own()
+
+    def _configure_own(self) -> None:
+        self.configure(port=str(self.port), unix_socket_directories=str(self._root), **self._settings)
+
+    def _free_memory(self) -> None:
+        """Start a server that was killed: only its next start removes the shared memory that it left behind."""
+        if self._postmaster is not None and self._postmaster.poll() == -signal.SIGKILL:
+            with suppress(RuntimeError, TimeoutError):
+                self.start()
 
     def _launch(self, deadline: float) -> str | None:
         """Start the postmaster once. None when it is ready, or what it logged when it ended instead."""

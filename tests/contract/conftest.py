@@ -1,24 +1,75 @@
-"""The two servers that each test of the contract runs on."""
+"""The servers that each test of the contract runs on: the fake one, and three major versions of the real one."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 import pytest_asyncio
 
 from pgelect._engine.model import LockKey
-from pgelect.testing.fake import FakeServer
-from tests.contract.election import Election, FakeElection, RealElection
+from pgelect.testing import Postgres, installed_postgres, throwaway_postgres
+from tests.contract.election import Election
+from tests.contract.on_fake import FakeElection
+from tests.contract.on_postgres import PostgresElection, prepare
+from tests.support.databases import fresh_database
 
-FAKE_SLICE_S = 0.5  # long enough that two waiters meet in the queue
+SERVERS = ("fake", "pg_debian", "pg16", "pg18")
+
+Place = tuple[Postgres, str]  # a server and a connection string to a database on it
 
 
-@pytest_asyncio.fixture(params=["fake", "real"])
-async def election(request: pytest.FixtureRequest, key: tuple[int, int]) -> AsyncIterator[Election]:
+@pytest.fixture(scope="session")
+def places(request: pytest.FixtureRequest) -> Iterator[Callable[[str, bool], Place]]:
+    """The databases of this suite, one on each server: for hundreds of short tests, new ones would be most of the time.
+
+    A test has a key of its own, and after it no session remains.
+    """
+    made: dict[tuple[str, bool], Place] = {}
+    with ExitStack() as started:
+
+        def get(name: str, restartable: bool) -> Place:
+            if (name, restartable) not in made:
+                server = request.getfixturevalue(name)
+                assert isinstance(server, Postgres)
+                if restartable:
+                    another = (
+                        installed_postgres(server.bin_dir)
+                        if name == "pg_debian"
+                        else throwaway_postgres(server.version)
+                    )
+                    server = started.enter_context(another)
+                database = started.enter_context(fresh_database(server))
+                prepare(database)
+                made[name, restartable] = server, database
+            return made[name, restartable]
+
+        yield get
+
+
+@pytest_asyncio.fixture(params=SERVERS)
+async def election(
+    request: pytest.FixtureRequest, key: tuple[int, int], places: Callable[[str, bool], Place]
+) -> AsyncIterator[Election]:
     """An election that nobody has taken part in yet."""
     made: Election
     if request.param == "fake":
-        made = FakeElection(LockKey(*key), FakeServer(wait_slice_s=FAKE_SLICE_S))
+        made = FakeElection(LockKey(*key))
     else:
-        made = RealElection(LockKey(*key), request.getfixturevalue("database"))
+        made = PostgresElection(LockKey(*key), places(request.param, False)[1])
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture(params=SERVERS)
+async def own_election(
+    request: pytest.FixtureRequest, key: tuple[int, int], places: Callable[[str, bool], Place]
+) -> AsyncIterator[Election]:
+    """The same, on a server that may be restarted."""
+    made: Election
+    if request.param == "fake":
+        made = FakeElection(LockKey(*key))
+    else:
+        server, database = places(request.param, True)
+        made = PostgresElection(LockKey(*key), database, server)
     yield made
     await made.close()

@@ -77,16 +77,6 @@ async def test_the_lock_can_be_tried_for_after_the_holder_let_go(election: Elect
     await election.holding("b")
 
 
-async def test_the_first_in_the_queue_is_served_first(election: Election) -> None:
-    holder = await election.holding("a")
-    _, first = await election.queued("b")
-    _, second = await election.queued("c")
-    queue = await election.waiters()
-    await holder.unlock(0, WITHIN_S)
-    assert ((await first).granted, (await second).granted) == (True, False)
-    assert await election.holders() == queue[:1]
-
-
 async def test_a_try_does_not_overtake_the_queue(election: Election) -> None:
     holder, late = await election.holding("a"), await election.opened("c")
     _, wait = await election.queued("b")

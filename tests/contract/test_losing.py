@@ -107,18 +107,10 @@ async def test_a_watching_holder_hears_that_its_lease_is_over(election: Election
 async def test_proofs_keep_the_lease(election: Election) -> None:
     holder = await election.holding("a", lease_s=0.5)
     loop = asyncio.get_running_loop()
-    end = loop.time() + 1.5
+    end = loop.time() + 1.0
     while loop.time() < end:
         await holder.watch(0.1)
         assert await holder.prove(WITHIN_S)
-
-
-async def test_a_follower_is_not_held_to_the_lease(election: Election) -> None:
-    await election.holding("a")
-    follower = await election.opened("b", lease_s=0.3)
-    assert not (await follower.try_lock(None, WITHIN_S)).granted
-    await follower.watch(0.9)
-    assert not (await follower.try_lock(None, WITHIN_S)).granted
 
 
 # Cancels

@@ -40,7 +40,7 @@ async def test_a_term_goes_on_with_its_token_when_nobody_led_in_between(election
     assert row is not None
     assert (row.token, row.terms, row.released) == (grant.token, 1, False)
     assert row.pid == await election.holder() != grant.backend.pid
-    fenced = await election.fence(grant.token)
+    fenced = await election.checked(grant.token)
     await fenced.commit()
 
 

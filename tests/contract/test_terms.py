@@ -1,13 +1,10 @@
 """Minting, releasing, and the fence: tokens grow, and what an older one fenced is over before a newer one begins."""
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 
-import psycopg
 import pytest
 
-from pgelect._engine.session import Session
-from pgelect.errors import FenceBusyError, SessionLostError, StaleTokenError
+from pgelect.errors import StaleTokenError
 from tests.contract.election import METADATA, WITHIN_S, Election
 
 
@@ -108,27 +105,12 @@ async def test_without_fencing_there_is_no_token_and_no_row(election: Election) 
 # The fence
 
 
-async def _deposed(election: Election) -> tuple[int, Session]:
-    """The token of a term that ended by force, and the session that holds the lock now but has minted nothing."""
-    first = await election.holding("a")
-    token = (await first.mint(WITHIN_S)).token
-    await first.close(WITHIN_S)
-    await election.is_free()
-    return token, await election.holding("b")
-
-
-async def test_a_transaction_of_the_current_term_commits(election: Election) -> None:
-    session = await election.holding("a")
-    fenced = await election.fence((await session.mint(WITHIN_S)).token)
-    await fenced.commit()
-
-
 @pytest.mark.parametrize("off_by", [-1, 1])
 async def test_a_token_that_was_never_the_current_one_is_stale(election: Election, off_by: int) -> None:
     session = await election.holding("a")
     token = (await session.mint(WITHIN_S)).token
     with pytest.raises(StaleTokenError):
-        await election.fence(token + off_by)
+        await election.checked(token + off_by)
 
 
 async def test_a_released_token_is_stale_before_anybody_leads_again(election: Election) -> None:
@@ -136,56 +118,4 @@ async def test_a_released_token_is_stale_before_anybody_leads_again(election: El
     token = (await session.mint(WITHIN_S)).token
     await session.unlock(token, WITHIN_S)
     with pytest.raises(StaleTokenError):
-        await election.fence(token)
-
-
-async def test_a_mint_waits_for_a_fenced_transaction_and_makes_its_token_stale(election: Election) -> None:
-    old, session = await _deposed(election)
-    fenced = await election.fence(old)
-    mint = asyncio.create_task(session.mint(WITHIN_S))
-    await fenced.commit()
-    assert (await mint).token > old
-    with pytest.raises(StaleTokenError):
-        await election.fence(old)
-
-
-async def test_a_mint_ends_a_fenced_transaction_that_does_not_end(election: Election) -> None:
-    old, session = await _deposed(election)
-    fenced = await election.fence(old)
-    assert (await session.mint(WITHIN_S)).token > old
-    with pytest.raises((SessionLostError, psycopg.OperationalError)):
-        await fenced.commit()
-
-
-async def test_a_mint_ends_several_fenced_transactions(election: Election) -> None:
-    old, session = await _deposed(election)
-    several = [await election.fence(old) for _ in range(3)]
-    assert (await session.mint(WITHIN_S)).token > old
-    for fenced in several:
-        with pytest.raises((SessionLostError, psycopg.OperationalError)):
-            await fenced.commit()
-
-
-async def test_a_mint_that_may_not_end_a_fenced_transaction_names_it_and_begins_no_term(election: Election) -> None:
-    await election.weaken()
-    old, session = await _deposed(election)
-    fenced = await election.fence(old)
-    with pytest.raises(FenceBusyError) as caught:
-        await session.mint(WITHIN_S)
-    assert caught.value.blockers == (fenced.pid,)
-    await session.close(WITHIN_S)
-    row = await election.row()
-    assert row is not None
-    assert (row.token, row.terms) == (old, 1)
-    await fenced.commit()
-    await election.is_free()
-    assert (await (await election.holding("c")).mint(WITHIN_S)).token > old
-
-
-async def test_an_unlock_does_not_hang_on_a_fenced_transaction_of_its_own_term(election: Election) -> None:
-    session = await election.holding("a")
-    token = (await session.mint(WITHIN_S)).token
-    fenced = await election.fence(token)
-    assert await session.unlock(token, WITHIN_S)
-    await election.is_free()
-    await fenced.commit()
+        await election.checked(token)
