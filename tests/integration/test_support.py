@@ -80,6 +80,33 @@ def test_a_standby_streams_and_is_promoted(standby_pair: tuple[Postgres, Postgre
     query(standby.dsn(), "INSERT INTO streamed VALUES (2)")
 
 
+@pytest.mark.parametrize("end", ["kill", "stop", None])
+def test_a_former_primary_follows_the_new_one_on_its_port(
+    standby_pair: tuple[Postgres, Postgres], end: str | None
+) -> None:
+    former, primary = standby_pair
+    port = former.port
+    query(former.dsn(), "CREATE TABLE streamed AS SELECT 1 AS x")
+    eventually_sync(lambda: query(primary.dsn(), "SELECT to_regclass('streamed') IS NOT NULL")[0][0])
+    primary.promote()
+    query(former.dsn(), "INSERT INTO streamed VALUES (2)")  # nobody has told it
+    if end is not None:
+        getattr(former, end)()
+    former.follow(primary)
+    assert former.port == port
+    assert query(former.dsn(), "SELECT pg_is_in_recovery(), count(*) FROM streamed") == [(True, 1)]
+    query(primary.dsn(), "INSERT INTO streamed VALUES (3)")
+    eventually_sync(lambda: query(former.dsn(), "SELECT x FROM streamed ORDER BY x") == [(1,), (3,)])
+
+
+def test_a_standby_keeps_its_own_settings_when_it_follows_anew(own_server: Postgres) -> None:
+    own_server.configure(work_mem="7MB")
+    own_server.reload()
+    with own_server.standby(settings={"work_mem": "9MB"}) as standby:
+        standby.follow(own_server)
+        assert query(standby.dsn(), "SHOW work_mem") == [("9MB",)]
+
+
 def test_nothing_is_left_after_close() -> None:
     server = throwaway_postgres()
     standby = server.standby()
