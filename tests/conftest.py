@@ -22,7 +22,7 @@ from tests.support.proxy import BreakableProxy
 from tests.support.waiting import POLL_S, scaled
 
 TESTS = Path(__file__).parent
-KINDS = ("unit", "contract", "integration")
+KINDS = ("unit", "contract", "simulation", "integration")
 SERVERS = ("pg16", "pg18", "pg_debian")
 NEEDS = {"pg_debian": "debian", "pgbouncer": "pgbouncer"}
 

@@ -1,0 +1,183 @@
+"""Faults of the engine: the machine, the runner, and what carries out its I/O."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from pgelect._engine import events as ev
+from pgelect._engine import machine as table
+from pgelect._engine import transitions as rules
+from pgelect._engine.dispatch import Dispatcher
+from pgelect._engine.hooks import Hook
+from pgelect._engine.machine import TABLE
+from pgelect._engine.model import LockState
+from pgelect._engine.performer import Performer
+from pgelect._engine.runner import Runner
+from pgelect._engine.settings import Settings
+from pgelect._engine.term import TermLife
+from tests.simulation.mutants.mutant import Mutant, named
+
+if TYPE_CHECKING:
+    from pgelect._engine.events import Event
+    from pgelect._engine.state import Machine
+    from pgelect._engine.transitions import Step
+
+_perform, _post, _call, _drop = (
+    Performer.perform,
+    Dispatcher.post,
+    Performer._call,
+    rules._drop,
+)
+
+
+def _trusted_for_ever(runner: Runner, number: int | None = None) -> bool:
+    seen = runner.snapshot
+    return seen.state is LockState.LEADER and (number is None or number == seen.number)
+
+
+async def _sent_when_answered(performer: Performer, io: ev.Io, epoch: int, machine: Machine) -> Event:
+    event = await _perform(performer, io, epoch, machine)
+    if isinstance(event, ev.Proved | ev.Minted | ev.Resumed):
+        return replace(event, sent_at=performer._clock.now())
+    return event
+
+
+async def _mint_before_lock(performer: Performer, io: ev.Io, epoch: int, machine: Machine) -> Event:
+    """The token is drawn when the lock is tried, and written when it is granted."""
+    session: Any = performer._sessions.get(epoch)
+    if io is ev.Io.TRY and session is not None:
+        statements = session._server
+
+        def draw(backend: Any) -> Any:
+            number = statements.cluster.data.next_value()
+            return statements.tables.next_row(
+                statements.key, number, holder="", metadata={}, lease_s=statements.lease_s, backend=backend.id
+            )
+
+        session.drawn = await session._end.ask(5.0, draw)
+    event = await _call(performer, io, epoch, machine)
+    if isinstance(event, ev.Minted) and event.grant.record is not None:
+        record = session.drawn
+
+        def write(backend: Any) -> Any:
+            return session._server.tables.write_row(backend, record)
+
+        await session._end.ask(5.0, write)
+        return replace(event, grant=replace(event.grant, token=record.token, record=record))
+    return event
+
+
+def _epochs_do_not_matter(_: Machine, __: Event) -> bool:
+    return False
+
+
+def _always_was_held(m: Machine, event: ev.Unlocked, now: float) -> Step:
+    return rules.released(m, replace(event, was_held=True), now)
+
+
+def _without_drain(m: Machine, event: ev.StepDown, now: float) -> Step:
+    m, effects = rules.step_down(m, event, now)
+    m = replace(m, drained=True, until=inf)
+    return m, (*effects, ev.Interrupt()) if m.io is ev.Io.WATCH else effects
+
+
+def _is_not_busy(life: TermLife) -> bool:
+    return False
+
+
+async def _does_not_wait(life: TermLife) -> None:
+    return
+
+
+def _ends_are_not_told(dispatcher: Dispatcher, hook: Hook, *arguments: Any, **more: Any) -> None:
+    if hook is not Hook.LOST:
+        _post(dispatcher, hook, *arguments, **more)
+
+
+def _sessions_are_left_open(m: Machine, *, orderly: bool = False) -> Step:
+    after, _ = _drop(m, orderly=orderly)
+    return after, ()
+
+
+def _no_takeover_delay(m: Machine, event: ev.Minted, now: float) -> Step:
+    grant = replace(event.grant, predecessor_clean=True)
+    return rules.minted(m, replace(event, grant=grant), now)
+
+
+def _leads_without_asking_again(m: Machine, event: ev.Opened, now: float) -> Step:
+    assert m.grant is not None
+    return rules.resumed(replace(m, connected=True), ev.Resumed(m.epoch, now, m.grant.backend), now)
+
+
+def _rule(state: LockState, event: type[Event], handler: Any) -> tuple[Any, Any, Any]:
+    row = dict(TABLE[state])
+    row[event] = (handler, tuple(LockState))
+    return TABLE, state, row
+
+
+ENGINE_MUTANTS = named(
+    {
+        "trust_ignores_the_clock": Mutant(
+            "is_leader is a stored state, not compared with the clock",
+            ((Runner, "is_trusted", _trusted_for_ever),),
+            "lead",
+        ),
+        "trust_counted_from_the_answer": Mutant(
+            "a proof is trusted from when its answer came, not from when it was sent",
+            ((Performer, "perform", _sent_when_answered),),
+            "lead",
+        ),
+        "no_margin": Mutant(
+            "the lease is believed for as long as the server keeps it: nothing pays for clocks that differ",
+            ((Settings, "margin_s", property(lambda settings: 0.0)),),
+            "still leads when its lease is over",
+        ),
+        "no_epoch_check": Mutant(
+            "the answer of an earlier session counts for the present one",
+            ((table, "_is_stale", _epochs_do_not_matter),),
+            "",
+        ),
+        "mint_before_the_lock": Mutant(
+            "the token is drawn before the lock is held",
+            ((Performer, "_call", _mint_before_lock),),
+            "",
+        ),
+        "unlock_result_ignored": Mutant(
+            "an unlock that the server refused counts as a release",
+            (_rule(LockState.RELEASING, ev.Unlocked, _always_was_held),),
+            "on_released",
+        ),
+        "released_before_the_drain": Mutant(
+            "a step-down frees the lock while the duty still works",
+            (_rule(LockState.LEADER, ev.StepDown, _without_drain),),
+            "the lock was freed while the duty",
+        ),
+        "duty_not_waited_for": Mutant(
+            "a release does not wait for the duty that it has cancelled",
+            ((TermLife, "busy", property(_is_not_busy)), (TermLife, "drained", _does_not_wait)),
+            "the lock was freed while the duty",
+        ),
+        "ends_not_told": Mutant(
+            "on_lost is not called",
+            ((Dispatcher, "post", _ends_are_not_told),),
+            "",
+        ),
+        "sessions_left_open": Mutant(
+            "a session that is uncertain is not closed",
+            ((rules, "_drop", _sessions_are_left_open),),
+            "",
+        ),
+        "no_takeover_delay": Mutant(
+            "a new leader does not wait after an unclean end",
+            (_rule(LockState.ACQUIRING, ev.Minted, _no_takeover_delay),),
+            "lead at once",
+        ),
+        "grace_without_asking": Mutant(
+            "a term goes on as soon as there is a new session",
+            (_rule(LockState.RECONNECTING, ev.Opened, _leads_without_asking_again),),
+            "lead",
+        ),
+    }
+)

@@ -1,0 +1,43 @@
+"""What a deliberate fault is, and how it is put in and taken out again."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One deliberate fault.
+
+    Attributes:
+        what: the fault, in words.
+        broken: the attributes that are replaced: (owner, name, what stands there instead).
+        finds: a word of what the simulation says when it finds it.
+    """
+
+    what: str
+    broken: tuple[tuple[Any, str, Any], ...]
+    finds: str
+    name: str = ""
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Break it for the length of the block."""
+        with ExitStack() as stack:
+            for owner, name, instead in self.broken:
+                if isinstance(owner, dict):
+                    stack.enter_context(patch.dict(owner, {name: instead}))
+                else:
+                    stack.enter_context(patch.object(owner, name, instead))
+            yield
+
+
+def named(mutants: dict[str, Mutant]) -> list[Mutant]:
+    """Give each its name."""
+    return [Mutant(mutant.what, mutant.broken, mutant.finds, name) for name, mutant in mutants.items()]

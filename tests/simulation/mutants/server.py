@@ -1,0 +1,182 @@
+"""Faults of what the server is asked, as it would be with other SQL, and of the client's end of a connection."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pgelect._engine.session import LockAnswer
+from pgelect.testing._fake_client_end import ClientEnd
+from pgelect.testing._fake_cluster import Cluster, FakeBackend, Statement, Wait
+from pgelect.testing._fake_data import Commit, Data
+from pgelect.testing._fake_statements import Statements
+from pgelect.testing._fake_transactions import FakeTransaction, Tables
+from tests.simulation.mutants.mutant import Mutant, named
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from pgelect._engine.model import Backend, Grant, LeaderRecord, LockKey
+
+_next_row = Tables.next_row
+
+
+def _plain_read(transaction: FakeTransaction, token: int) -> None:
+    """SELECT without FOR SHARE."""
+    transaction._raise_if_over()
+    transaction._tables.current(transaction.key, token, transaction.snapshot())
+    transaction.token = token
+
+
+def _latest_row_without_lock(transaction: FakeTransaction, token: int) -> None:
+    """A look at the latest row, outside the transaction's snapshot, as over another connection."""
+    transaction._raise_if_over()
+    transaction._tables.current(transaction.key, token, transaction._tables.cluster.data.position)
+    transaction.token = token
+
+
+def _free_at_once(statements: Statements, for_s: float) -> Statement[bool]:
+    """FOR KEY SHARE in the fence: it does not hold off an update of the token."""
+    return (yield Wait(lambda: True, for_s))
+
+
+def _whatever_the_timeline(data: Data, key: LockKey, as_of: int | None = None) -> bool:
+    return True
+
+
+def _same_token(tables: Tables, key: LockKey, sequence: int, **more: Any) -> LeaderRecord:
+    last = tables.row(key)
+    row = _next_row(tables, key, sequence, **more)
+    return row if last is None else replace(row, token=last.token)
+
+
+def _from_the_sequence_alone(tables: Tables, key: LockKey, sequence: int, **more: Any) -> LeaderRecord:
+    return replace(_next_row(tables, key, sequence, **more), token=sequence)
+
+
+def _no_timeline(tables: Tables, key: LockKey, sequence: int, **more: Any) -> LeaderRecord:
+    last = tables.row(key)
+    row = _next_row(tables, key, sequence, **more)
+    return replace(row, token=max(last.token + 1 if last else 1, sequence))
+
+
+def _always_granted(statements: Statements, backend: FakeBackend, ghost: Backend | None) -> LockAnswer:
+    statements.cluster.locks.try_lock(statements.key, backend)
+    return LockAnswer(granted=True, record=statements._row())
+
+
+def _select_1(statements: Statements, backend: FakeBackend) -> bool:
+    return True
+
+
+def _nothing_is_over(statements: Statements, grant: Grant) -> str:
+    return ""
+
+
+def _no_lease(cluster: Cluster, backend: FakeBackend) -> None:
+    return
+
+
+def _no_deadline(end: ClientEnd, answer: asyncio.Future[Any], within_s: float) -> Any:
+    return answer
+
+
+def _the_server_is_not_told(end: ClientEnd) -> None:
+    end.dropped = True
+    end._fail_pending("the session has been closed")
+
+
+def _primary_or_not(statements: Statements) -> None:
+    return
+
+
+def _released_before_the_row_is_free(
+    statements: Statements, backend: FakeBackend, token: int, within_s: float
+) -> Statement[bool]:
+    """The release is marked though a fenced transaction is still open."""
+    marked = statements.tables.released(statements.key, token) if statements.fencing else None
+    if marked is not None:
+        statements.cluster.data.commit(Commit(row=marked))
+    yield Wait(lambda: True, 0.0)
+    return statements.cluster.locks.unlock(statements.key, backend)
+
+
+SERVER_MUTANTS = named(
+    {
+        "fence_by_plain_read": Mutant(
+            "the fence reads the token without locking the row",
+            ((FakeTransaction, "check", _plain_read),),
+            "a write",
+        ),
+        "fence_beside_the_transaction": Mutant(
+            "the fence looks at the latest token, but locks nothing",
+            ((FakeTransaction, "check", _latest_row_without_lock),),
+            "a write",
+        ),
+        "mint_does_not_wait_for_writers": Mutant(
+            "a token is minted while a write of the last term is still open",
+            ((Statements, "_row_free", _free_at_once),),
+            "a write",
+        ),
+        "fence_across_a_promotion": Mutant(
+            "a token of an earlier timeline still passes the fence, until somebody mints",
+            ((Data, "is_of_this_timeline", _whatever_the_timeline),),
+            "a write",
+        ),
+        "token_does_not_grow": Mutant(
+            "a new term takes over the token of the last one",
+            ((Tables, "next_row", _same_token),),
+            "was minted, but",
+        ),
+        "token_from_the_sequence_alone": Mutant(
+            "a token is what the sequence gives, whatever the row says",
+            ((Tables, "next_row", _from_the_sequence_alone),),
+            "was minted, but",
+        ),
+        "token_without_timeline": Mutant(
+            "a token does not jump with the timeline",
+            ((Tables, "next_row", _no_timeline),),
+            "was minted, but",
+        ),
+        "lock_always_granted": Mutant(
+            "SELECT true in the place of pg_try_advisory_lock",
+            ((Statements, "try_lock", _always_granted),),
+            "",
+        ),
+        "proof_by_select_1": Mutant(
+            "a proof asks whether the server answers, not whether it still holds our lock",
+            ((Statements, "prove", _select_1),),
+            "lead",
+        ),
+        "grace_without_the_token_check": Mutant(
+            "a term goes on with the lock alone, whoever led in between",
+            ((Statements, "why_over", _nothing_is_over),),
+            "",
+        ),
+        "no_lease_on_the_server": Mutant(
+            "idle_session_timeout is not set",
+            ((Cluster, "_idle", _no_lease),),
+            "nobody leads",
+        ),
+        "no_deadlines": Mutant(
+            "an answer is waited for as long as it takes",
+            ((ClientEnd, "_answered", _no_deadline),),
+            "",
+        ),
+        "links_not_dropped": Mutant(
+            "a session that is given up is merely forgotten: the server does not hear of it",
+            ((ClientEnd, "abandon", _the_server_is_not_told),),
+            "",
+        ),
+        "standby_not_refused": Mutant(
+            "nobody asks whether the server is in recovery",
+            ((Statements, "check_primary", _primary_or_not), (Statements, "prove", Statements.holds)),
+            "in recovery",
+        ),
+        "release_marked_too_early": Mutant(
+            "a term is marked as released while one of its writes is still open",
+            ((Statements, "unlock", _released_before_the_row_is_free),),
+            "a write",
+        ),
+    }
+)

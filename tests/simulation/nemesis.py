@@ -1,0 +1,256 @@
+"""What goes wrong, when, and for how long: drawn from the seed. Each fault undoes itself, or is undone at the end."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pgelect.testing._fake_cluster import FakeBackend
+    from tests.simulation.process import Process
+    from tests.simulation.simulation import Simulation
+
+LONG = 0.04
+"""How likely a fault lasts for longer than a takeover may take."""
+
+
+class Nemesis:
+    """Breaks one simulation."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.counts: dict[str, int] = {}
+        self._sim = simulation
+        self._world = simulation.world
+        self._chance = simulation.world.chance
+        self._undo: dict[Callable[[], None], None] = {}
+        self._active = True
+        self._quiet_s = 0.0
+        self._faults: list[tuple[int, Callable[[], None]]] = [
+            (4, self.pause),
+            (3, self.kill),
+            (1, self.power_failure),
+            (2, self.restart_process),
+            (2, self.step_down),
+            (1, self.fork),
+            (4, self.partition),
+            (2, self.slow_network),
+            (3, self.cut),
+            (3, self.cut_off),
+            (5, self.terminate),
+            (2, self.terminate_writer),
+            (2, self.cancel),
+            (2, self.strip),
+            (2, self.restart_server),
+            (2, self.freeze_server),
+            (2, self.fail_over),
+            (1, self.demote),
+        ]
+        self._next()
+
+    def stop(self) -> None:
+        """Make peace: undo all that is still broken."""
+        self._active = False
+        while self._undo:
+            undo, _ = self._undo.popitem()
+            undo()
+
+    # When
+
+    def _next(self) -> None:
+        quiet_s, self._quiet_s = self._quiet_s, 0.0
+        self._world.call_later(quiet_s + self._chance.expovariate(1 / self._sim.plan.faults_every_s), self._strike)
+
+    def _strike(self) -> None:
+        if not self._active:
+            return
+        weights = [weight for weight, _ in self._faults]
+        (fault,) = self._chance.choices([fault for _, fault in self._faults], weights)
+        self._sim.checks.fault_at = self._world.now()
+        fault()
+        self._next()
+
+    def _for_a_while(self, undo: Callable[[], None], longest_leases: float = 2.0) -> None:
+        def once() -> None:
+            if self._undo.pop(undo, self._sim) is None:
+                self._sim.checks.fault_at = self._world.now()
+                undo()
+
+        self._undo[undo] = None
+        lasts_s = self._chance.random() * longest_leases * self._sim.plan.lease_s
+        if self._chance.random() < LONG and self._sim.takeover_bound_s < inf:
+            # Nothing else happens meanwhile: somebody else has to lead before it is over.
+            lasts_s = self._quiet_s = self._sim.takeover_bound_s + 1.2 * self._sim.plan.lease_s
+            self._sim.ends_at = max(self._sim.ends_at, self._world.now() + lasts_s + 0.1)
+        self._world.call_later(lasts_s, once)
+
+    def _count(self, what: str, detail: object = "") -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+        self._sim.trace("nemesis", f"{what} {detail}")
+
+    # Whom: mostly the leader
+
+    def _process(self) -> Process | None:
+        alive = [process for process in self._sim.processes if process.alive and not process.stopping]
+        leading = [process for process in alive if process.lock.is_leader]
+        if leading and self._chance.random() < 0.6:
+            return leading[0]
+        return self._chance.choice(alive) if alive else None
+
+    def _backend(self) -> FakeBackend | None:
+        cluster = self._sim.cluster
+        sessions = [backend for backend in cluster.backends.values() if backend.lease_s is not None]
+        holder = cluster.locks.holder(self._sim.key)
+        if holder is not None and self._chance.random() < 0.6:
+            return holder
+        return self._chance.choice(sessions) if sessions else None
+
+    # What happens to processes
+
+    def pause(self) -> None:
+        process = self._process()
+        if process is not None and not process.loop.asleep:
+            self._count("pause", process)
+            process.loop.sleep()
+            self._for_a_while(process.loop.wake, 5.0)
+
+    def kill(self) -> None:
+        process = self._process()
+        if process is not None:
+            self._count("kill", process)
+            process.kill(without_a_word=False)
+            self._sim.replace_later(process)
+
+    def power_failure(self) -> None:
+        process = self._process()
+        if process is not None:
+            self._count("power failure", process)
+            process.kill(without_a_word=True)
+            for wire in process.network.wires:
+                self._sim.notice_later(wire)
+            self._sim.replace_later(process)
+
+    def restart_process(self) -> None:
+        process = self._process()
+        if process is not None and not process.loop.asleep:
+            self._count("shutdown", process)
+            process.command("shutdown", self._shut_down(process))
+
+    async def _shut_down(self, process: Process) -> None:
+        await process.shutdown()
+        self._sim.replace_later(process)
+
+    def step_down(self) -> None:
+        process = self._process()
+        if process is not None:
+            self._count("step down", process)
+            process.command("step down", process.step_down())
+
+    def fork(self) -> None:
+        process = self._process()
+        if process is not None:
+            self._count("fork", process)
+            for wrong in process.fork():
+                self._sim.checks.violate(f"{process}: {wrong}")
+
+    # What happens to links
+
+    def partition(self) -> None:
+        process = self._process()
+        if process is not None:
+            up, down = self._chance.choice(((True, True), (True, False), (False, True)))
+            self._count("partition", f"{process} up={up} down={down}")
+            process.network.block(up=up, down=down)
+            self._for_a_while(process.network.unblock, 5.0)
+
+    def slow_network(self) -> None:
+        process = self._process()
+        if process is not None:
+            self._count("slow network", process)
+            network = process.network
+            network.slow = True
+
+            def undo() -> None:
+                network.slow = False
+
+            self._for_a_while(undo)
+
+    def cut(self) -> None:
+        backend = self._backend()
+        if backend is not None:
+            self._count("cut", f"{backend.id.pid}: only the client hears")
+            self._sim.server.cut(backend.id.pid)
+            self._sim.notice_later(backend.wire)
+
+    def cut_off(self) -> None:
+        backend = self._backend()
+        if backend is not None:
+            self._count("cut off", f"{backend.id.pid}: only the server hears")
+            self._sim.server.cut_off(backend.id.pid)
+
+    # What happens on the server
+
+    def terminate(self) -> None:
+        backend = self._backend()
+        if backend is not None:
+            self._count("terminate", backend.id.pid)
+            self._sim.server.terminate(backend.id.pid)
+
+    def terminate_writer(self) -> None:
+        clients = self._sim.server.clients()
+        if clients:
+            pid = self._chance.choice(clients)
+            self._count("terminate writer", pid)
+            self._sim.server.terminate(pid)
+
+    def cancel(self) -> None:
+        backend = self._backend()
+        if backend is not None:
+            self._count("cancel", backend.id.pid)
+            self._sim.server.cancel(backend.id.pid)
+
+    def strip(self) -> None:
+        """A pooler's DISCARD ALL: the session goes on without its lock."""
+        holder = self._sim.cluster.locks.holder(self._sim.key)
+        if holder is not None and holder.statement is None:  # only the session itself can do it, between statements
+            self._count("discard all", holder.id.pid)
+            self._sim.checks.stripped(holder)
+            self._sim.server.unlock_all(holder.id.pid)
+
+    def restart_server(self) -> None:
+        immediate = self._chance.random() < 0.5
+        self._count("restart", "immediate" if immediate else "fast")
+        with self._sim.losing():
+            self._sim.server.stop(immediate=immediate)
+        self._for_a_while(self._sim.server.start, 1.5)
+
+    def freeze_server(self) -> None:
+        self._count("freeze")
+        self._sim.server.freeze()
+        self._for_a_while(self._sim.server.thaw)
+
+    def fail_over(self) -> None:
+        """The standby falls behind; after a while the primary dies, and later the standby goes on without the tail."""
+        self._count("promotion")
+        self._sim.server.hold_back()
+
+        def take_over() -> None:
+            with self._sim.losing():
+                self._sim.server.fail_over()
+            self._sim.trace("nemesis", f"promoted, timeline {self._sim.server.timeline}")
+
+        def die() -> None:
+            self._sim.trace("nemesis", "the primary dies")
+            self._sim.server.stop(immediate=True)
+            if self._active and self._chance.random() < 0.7:
+                self._for_a_while(take_over, 0.5)
+            else:
+                take_over()
+
+        self._for_a_while(die)
+
+    def demote(self) -> None:
+        self._count("demotion")
+        self._sim.server.demote()
+        self._for_a_while(self._sim.server.promote)

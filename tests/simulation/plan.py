@@ -1,0 +1,76 @@
+"""What one seed decides before anything happens: the settings of the locks, the number of processes, the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from pgelect import ExponentialBackoff, FixedInterval
+from pgelect._engine.settings import MARGIN_MIN_S, MARGIN_RATIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from random import Random
+
+LEASES_S = (0.5, 1.0, 2.0)
+DRIFT = 0.99
+"""Of the margin, so much is used by clocks that run at another rate than the server's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The choices of one seed."""
+
+    processes: int
+    lease_s: float
+    settings: dict[str, Any]
+    killable: bool
+    may_terminate: bool
+    commits_slowly: bool
+    client_check_s: float
+    faults_every_s: float
+    lasts_s: float
+    write_every_s: float
+    values: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def rate(self, chance: Random) -> float:
+        """How fast the clock of a process runs: at most so wrong that the margin still pays for it."""
+        margin = max(MARGIN_MIN_S, MARGIN_RATIO * self.lease_s) / self.lease_s
+        if chance.random() < 0.3:
+            return 1.0
+        return 1.0 + chance.uniform(-1.0, 1.0) * margin * DRIFT
+
+    def next_value(self) -> int:
+        """A value that nobody else writes."""
+        return next(self.values)
+
+
+def plan_of(chance: Random) -> Plan:
+    """Choose."""
+    lease_s = chance.choice(LEASES_S)
+    fencing = chance.random() < 0.95
+    retry_s = chance.choice((0.05, 0.2, lease_s / 2))
+    settings: dict[str, Any] = {
+        "lease_s": lease_s,
+        "health_interval_s": lease_s * chance.choice((0.1, 0.25, 0.5)),
+        "health_timeout_s": chance.choice((None, lease_s * 0.25)),
+        "reconnect_grace_s": chance.choice((None, lease_s * 0.5, lease_s * 2)) if fencing else None,
+        "acquire": chance.choice(("queue", "queue", "poll")),
+        "takeover_delay_s": chance.choice((0.0, 0.0, lease_s * 1.2)) if fencing else 0.0,
+        "drain_timeout_s": chance.choice((0.2, 1.0)),
+        "fencing": fencing,
+        "retry_strategy": chance.choice((FixedInterval(retry_s), ExponentialBackoff(retry_s, retry_s * 4))),
+    }
+    return Plan(
+        processes=chance.choice((2, 2, 3, 3, 4)),
+        lease_s=lease_s,
+        settings=settings,
+        killable=chance.random() < 0.8,
+        may_terminate=chance.random() < 0.8,
+        commits_slowly=chance.random() < 0.5,
+        client_check_s=chance.choice((0.0, 0.25)),
+        faults_every_s=lease_s * chance.choice((0.3, 0.7, 1.5)),
+        lasts_s=lease_s * chance.choice((3, 6, 9)),
+        write_every_s=lease_s * chance.choice((0.2, 0.6)),
+    )

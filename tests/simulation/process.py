@@ -1,0 +1,191 @@
+"""One simulated process: a LeaderLock with a duty, on a loop and a clock of its own, and what it was told.
+
+A process that was killed does not come back: a new one takes its place, with the same number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from pgelect import LeaderLock, LockState, ShutdownError, Term
+from pgelect.errors import ForkedError
+from tests.simulation.loop import DriftingClock, ProcessLoop
+from tests.simulation.network import Network
+from tests.simulation.writer import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from pgelect._engine.model import Backend
+    from tests.simulation.simulation import Simulation
+
+
+@dataclass(slots=True)
+class Told:
+    """What a process was told, in order: ("acquired", token), then ("lost" or "released", token)."""
+
+    terms: list[tuple[str, int]] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+
+
+class Process:
+    """A lock, its duty, and the machine they run on."""
+
+    def __init__(self, name: str, simulation: Simulation) -> None:
+        world, server, key, plan = simulation.world, simulation.server, simulation.key, simulation.plan
+        self.name = name
+        self.plan = plan
+        self.alive = True  # not killed
+        self.stopping = False  # asked to stop
+        self.working: int | None = None  # the number of the term that its duty works for
+        self.releasing_since: float | None = None
+        self.granted: dict[int, Backend] = {}  # the sessions of its terms, by token, the latest ones
+        self.told = Told()
+        self._world = world
+        self._tell = simulation.checks.told
+        self._failed = simulation.checks.failed
+        self._trace = simulation.trace
+        chance = world.chance
+        self.clock = DriftingClock(world, plan.rate(chance), start=chance.uniform(0.0, 1e6))
+        self.loop = ProcessLoop(world, self.clock, self._unhandled)
+        self.network = Network(world, self.loop.hand_over)
+        self.lock = LeaderLock("", key.key1, key.key2, identity=name, **plan.settings)
+        settings = self.lock._settings
+        sessions = partial(
+            server.session,
+            key=key,
+            identity=name,
+            lease_s=settings.lease_s,
+            fencing=settings.fencing,
+            new_wire=self.network.new_wire,
+        )
+        self.lock._build(settings, sessions, self.clock)
+        self.writer = Writer(self, world, server, key) if settings.fencing else None
+        self._register()
+        self.command("main", self._main())
+
+    def __repr__(self) -> str:
+        return self.name
+
+    # What the world does with it
+
+    def command(self, what: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Have it do something."""
+        return self.loop.start(work, f"{self.name} {what}")
+
+    def kill(self, *, without_a_word: bool) -> None:
+        """End it. The system closes its links, unless its power failed."""
+        self.alive = False
+        self.loop.dead = True
+        if without_a_word:
+            self.network.power_off()
+        else:
+            self.network.hang_up()
+
+    def bury(self) -> None:
+        """Leave nothing of it in memory."""
+        self.kill(without_a_word=True)
+        self.loop.bury()
+
+    def fork(self) -> list[str]:
+        """Let a child be born and try everything; return what is wrong with it. The parent must not notice."""
+        lock, child = self.lock, os.getpid() + 1
+        wrong = []
+        with patch.object(os, "getpid", lambda: child):
+            if lock.is_leader or lock.term is not None or lock.state is not LockState.STOPPED:
+                wrong.append("a forked child says that it leads")
+            calls = (lock.start, lock.step_down, lock.shutdown, lock.run, lock.wait_for_leadership)
+            wrong += [fault for call in calls if (fault := _went_on(call.__name__, call()))]
+        return wrong
+
+    async def shutdown(self) -> None:
+        """Stop in an orderly way."""
+        self.stopping = True
+        timeout_s = self.plan.settings["drain_timeout_s"] + 2.0
+        try:
+            await self.lock.shutdown(timeout_s)
+        except ShutdownError as error:
+            self._trace(self.name, f"shutdown: {error}")
+        if self.writer is not None:
+            await self.writer.close()
+
+    async def step_down(self) -> None:
+        """Give up leadership, if there is any."""
+        await self.lock.step_down()
+
+    @property
+    def leads(self) -> bool:
+        """Whether its lock says so, at this very instant."""
+        return self.alive and self.lock.is_leader
+
+    # What it does itself
+
+    async def _main(self) -> None:
+        await self.lock.start()
+        await self.lock.lead(self._duty, repeat=True)
+        if not self.stopping:
+            self._failed(self, f"its lock stopped by itself: {self.lock._runner.stop_reason!r}")
+
+    async def _duty(self, term: Term) -> None:
+        self.working = number = self.lock._runner.snapshot.number
+        chance = self._world.chance
+        try:
+            while True:
+                await asyncio.sleep(chance.random() * self.plan.write_every_s)
+                if self.writer is not None:
+                    await self.writer.write(term.token)
+        finally:
+            try:
+                if chance.random() < 0.3:  # cleaning up takes its time, sometimes more than there is
+                    await asyncio.sleep(chance.random() * self.plan.settings["drain_timeout_s"] * 1.3)
+            finally:
+                if self.working == number:
+                    self.working = None
+
+    def _register(self) -> None:
+        lock, chance = self.lock, self._world.chance
+
+        @lock.on_acquired
+        async def acquired(term: Term) -> None:
+            self._note("acquired", term)
+            if chance.random() < 0.1:
+                await asyncio.sleep(chance.random() * self.plan.lease_s)
+
+        @lock.on_lost
+        async def lost(term: Term) -> None:
+            self._note("lost", term)
+            if chance.random() < 0.1:
+                await asyncio.sleep(chance.random() * self.plan.lease_s)
+
+        lock.on_released(lambda term: self._note("released", term))
+        lock.on_error(self.told.errors.append)
+        lock.on_state_change(self._changed)
+
+    def _note(self, what: str, term: Term) -> None:
+        self._trace(self.name, f"on_{what} {term.token}")
+        self.told.terms.append((what, term.token))
+        self._tell(self, what, term.token)
+
+    def _changed(self, before: LockState, after: LockState) -> None:
+        self._trace(self.name, f"{before} -> {after}")
+
+    def _unhandled(self, message: str, error: BaseException | None) -> None:
+        self._failed(self, f"{message}: {error!r}")
+
+
+def _went_on(name: str, call: Coroutine[Any, Any, Any]) -> str:
+    """What is wrong with a call in a forked child, which must raise at once."""
+    try:
+        call.send(None)
+    except ForkedError:
+        return ""
+    except BaseException as error:  # noqa: BLE001 -- whatever it is, it is wrong
+        return f"{name}() in a forked child raised {error!r}"
+    finally:
+        call.close()
+    return f"{name}() in a forked child went on"

@@ -1,0 +1,57 @@
+"""The simulation can find faults: each deliberate one is found, and what it says names the promise that is broken."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.simulate import main
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.simulation import FoundError, run
+
+WITHIN = 2000
+
+
+@pytest.fixture(autouse=True)
+def silence() -> Iterator[None]:
+    """The library would log every fault."""
+    log = logging.getLogger("pgelect")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    yield
+    log.setLevel(level)
+
+
+def first_found() -> FoundError | None:
+    for seed in range(WITHIN):
+        try:
+            run(seed)
+        except FoundError as error:
+            return error
+    return None
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_simulation_finds(name: str) -> None:
+    mutant = MUTANTS[name]
+    with mutant.applied():
+        found = first_found()
+    assert found is not None, f"{mutant.what}: not found within {WITHIN} seeds"
+    assert mutant.finds in found.what
+    run(found.seed)  # without the fault, the same schedule keeps all promises
+
+
+def test_a_violation_names_its_seed_and_shows_a_trace_that_replays(capsys: pytest.CaptureFixture[str]) -> None:
+    with MUTANTS["fence_by_plain_read"].applied():
+        found, again = first_found(), first_found()
+        assert found is not None
+        assert again is not None
+        assert found.report() == again.report()
+        assert main(["--seed", str(found.seed)]) == 1
+        shown = capsys.readouterr().out
+        assert f"seed {found.seed}: a write fenced by token" in shown
+        assert "on_acquired" in shown
+        assert main(["--seeds", str(found.seed + 1), "--jobs", "1"]) == 1
+        printed = capsys.readouterr()
+        assert printed.out.splitlines()[-1].split() == ["violations", "1"]
+        assert f"seed {found.seed}:" in printed.err
