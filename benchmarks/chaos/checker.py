@@ -1,0 +1,99 @@
+"""The checker: all rules over one history, and whether enough happened for them to mean anything. Pure functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from benchmarks.chaos import checks_leading, checks_writing, plan
+from benchmarks.chaos.belief import all_spans, overlaps
+from benchmarks.chaos.children import HUNG
+from benchmarks.chaos.faults import KINDS
+from benchmarks.chaos.violation import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from benchmarks.chaos.history import History
+
+
+def ended_cleanly(history: History) -> Iterator[Violation]:
+    """Every replica that was asked to shut down did, with status 0, and left nothing on the server."""
+    for process in history.processes:
+        if process.status not in {None, 0}:
+            yield Violation(
+                "all shut down cleanly", f"it was asked to shut down, and {_how(process.status)}", (process.name,)
+            )
+    if history.locks:
+        yield Violation("all shut down cleanly", f"{history.locks} entries of the lock were left in pg_locks")
+    if history.sessions:
+        yield Violation("all shut down cleanly", f"{history.sessions} sessions of pgelect were left on the server")
+
+
+def _how(status: int | None) -> str:
+    return "did not end" if status == HUNG else f"ended with status {status}"
+
+
+def nothing_went_wrong_unseen(history: History) -> Iterator[Violation]:
+    """Require that no process wrote to standard error, and none logged what only a bug logs."""
+    for process in history.processes:
+        for complaint in process.complaints:
+            yield Violation("nothing goes wrong unseen", f"it said: {complaint[-1500:]}", (process.name,))
+
+
+RULES: tuple[Callable[[History], Iterator[Violation]], ...] = (
+    checks_leading.one_leader,
+    checks_leading.tokens_grow,
+    checks_leading.callbacks_pair,
+    checks_leading.losses_have_a_cause,
+    checks_leading.failover_within_bounds,
+    checks_writing.tokens_in_commit_order,
+    checks_writing.nothing_after_a_newer_token,
+    checks_writing.terms_see_what_earlier_ones_wrote,
+    checks_writing.acknowledged_is_kept,
+    checks_writing.refused_is_not_written,
+    ended_cleanly,
+    nothing_went_wrong_unseen,
+)
+
+
+def violations(history: History) -> list[Violation]:
+    """Apply every rule."""
+    found = [violation for rule in RULES for violation in rule(history)]
+    return sorted(found, key=lambda each: (each.at is None, each.at or 0.0))
+
+
+def happened(history: History) -> dict[str, int]:
+    """Count what a run without violation must have seen to be worth anything."""
+    return {
+        "faults": len(history.faults),
+        "terms": len(history.terms),
+        "takeovers": len(checks_leading.takeovers(history)),
+        "acknowledged writes": len(history.acknowledged),
+        "stale writes refused": len(history.refused),
+        "acknowledged writes lost by a promotion": len(checks_writing.lost_by_promotion(history)),
+    }
+
+
+def shortfalls(history: History) -> list[str]:
+    """Say what happened too seldom for that length of run. Below plan.FULL_S not every kind of fault has its turn."""
+    length_s = history.end - history.begin
+    counts = happened(history)
+    found = [
+        f"{name}: {counts[name]}, fewer than {round(least * length_s / plan.FULL_S)}"
+        for name, least in plan.LEAST.items()
+        if counts[name] < round(least * length_s / plan.FULL_S)
+    ]
+    if length_s >= plan.FULL_S:
+        seen = Counter(fault.kind for fault in history.faults)
+        found += [f"no fault of the kind '{kind}'" for kind in KINDS if not seen[kind]]
+        if not counts["acknowledged writes lost by a promotion"]:
+            found.append("no promotion lost an acknowledged write: that rule was not tried")
+        if not overlaps(all_spans(history)):
+            found.append("no two believed they led, after an early end of a session: that rule was not tried")
+        for isolation in plan.ISOLATIONS:
+            if all(each.isolation != isolation for each in history.acknowledged):
+                found.append(f"no write was acknowledged under {isolation}")
+            if all(each.isolation != isolation for each in history.refused):
+                found.append(f"no stale write was refused under {isolation}")
+    return found
