@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 
 Key = tuple[int, int]
 LEASE_S = 10.0
-FOLLOWERS = 10
+FOLLOWERS = 20
 OLDEST_SNAPSHOT = """
 SELECT max(extract(epoch FROM clock_timestamp() - query_start))::float FROM pg_stat_activity
 WHERE application_name LIKE 'pgelect:%' AND backend_xmin IS NOT NULL
@@ -74,7 +74,7 @@ async def test_maintenance_finishes_while_followers_wait_and_nothing_is_logged(
         ):
             await asyncio.to_thread(query, patient, statement)
         await slices(own_database, 3)
-    said = own_server.log_text()[logged:]
+        said = own_server.log_text()[logged:]
     assert not re.search("still waiting|canceling statement|ERROR|FATAL|WARNING|deadlock", said), said
 
 

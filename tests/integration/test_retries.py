@@ -198,7 +198,7 @@ async def test_a_polling_follower_takes_over_from_a_leader_that_steps_down(datab
         story = Story(second)
         await eventually(lambda: len(story.failures) > 3)
         assert lock_waiters(database, *key) == []  # nobody stands in the server's queue
-        for _ in range(5):
+        for _ in range(20):
             assert await leader.step_down()
             term = await follower.wait_for_leadership(scaled(10))
             assert not leader.is_leader

@@ -56,9 +56,9 @@ async def test_a_proof_slower_than_its_timeout_is_a_loss(proxy: BreakableProxy, 
 
 @asynccontextmanager
 async def proofs_held_up(database: str, pid: int) -> AsyncIterator[Callable[[], None]]:
-    """While inside, proofs wait on the server, for a catalog they read; yields a function that cancels what waits."""
+    """While inside, proofs wait on the server, for a view they read; yields a function that cancels what waits."""
     with psycopg.connect(database) as conn:
-        conn.execute("LOCK TABLE pg_catalog.pg_database IN ACCESS EXCLUSIVE MODE")
+        conn.execute("LOCK TABLE pg_catalog.pg_locks IN ACCESS EXCLUSIVE MODE")
 
         def one_waits() -> bool:
             waiting = "SELECT 1 FROM pg_lock_status() WHERE pid = %s AND locktype = 'relation' AND NOT granted"

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 import psutil
 import pytest
@@ -33,9 +33,11 @@ def everything(server: Postgres) -> list[int]:
 
 @asynccontextmanager
 async def standing_still(pids: Iterable[int]) -> AsyncIterator[None]:
-    stopped = list(pids)
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
+    stopped = []
+    for pid in pids:
+        with suppress(ProcessLookupError):  # a session that ended meanwhile
+            os.kill(pid, signal.SIGSTOP)
+            stopped.append(pid)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A TCP proxy that can be broken on purpose: frozen, slowed, cut, or closed to newcomers.
+"""A TCP proxy that can be broken on purpose: frozen, slowed, cut, closed to newcomers, or forgetful of idle flows.
 
 It lives in a thread and event loop of its own, so that a test that blocks its loop does not stop the network. Every
 control may be called from any thread and is in force when it returns. "up" is client to server, "down" the way back.
@@ -17,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 T = TypeVar("T")
 Direction = Literal["up", "down", "both"]
+Forgetting = Literal["silent", "reset"]
 
 _CHUNK = 65536
 _CONTROL_TIMEOUT_S = 10.0
@@ -34,9 +35,11 @@ class _Way:
 class _Pair:
     """One client's connection and its way on to the server."""
 
-    def __init__(self, client: socket.socket) -> None:
+    def __init__(self, client: socket.socket, now: float) -> None:
         self.sockets = [client]
         self.task: asyncio.Task[None] | None = None
+        self.last_at = now  # of traffic, either way
+        self.is_forgotten = False
 
     def close(self) -> None:
         """Close as usual, once both ends have said FIN."""
@@ -46,9 +49,13 @@ class _Pair:
     def reset(self) -> None:
         """Close with RST, not with FIN."""
         for end in self.sockets:
-            with suppress(OSError):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            end.close()
+            _reset(end)
+
+
+def _reset(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    end.close()
 
 
 class BreakableProxy:
@@ -58,8 +65,11 @@ class BreakableProxy:
         self.upstream = (host, port)  # may be changed: new connections go there
         self.host = "127.0.0.1"
         self.total_connections = 0  # ever accepted, refused ones included
+        self.total_forgotten = 0  # flows that were found to be forgotten, by the traffic that came after
         self._pairs: set[_Pair] = set()
         self._refusing = False
+        self._forget_after_s = float("inf")
+        self._forget_with: Forgetting = "silent"
         self._ways = {"up": _Way(), "down": _Way()}
         self._listener = socket.create_server((self.host, 0), backlog=200)
         self._listener.setblocking(False)
@@ -122,6 +132,19 @@ class BreakableProxy:
 
         self._control(set_refusing)
 
+    def forget_idle(self, after_s: float, how: Forgetting = "silent") -> None:
+        """Forget each flow that is idle for so long, as a load balancer does; neither end is told.
+
+        What either end sends or closes afterwards goes nowhere ("silent"), or is answered with an RST to that end alone
+        ("reset"). `inf` ends it, but not for flows that were found to be forgotten. Keep-alive packets do not count as
+        traffic here.
+        """
+
+        def set_forgetting() -> None:
+            self._forget_after_s, self._forget_with = after_s, how
+
+        self._control(set_forgetting)
+
     def close(self) -> None:
         """Cut everything and stop listening. May be called again."""
         if self._thread.is_alive():
@@ -168,6 +191,8 @@ class BreakableProxy:
             # The RST has to be out when `cut` returns. The loop must not watch a descriptor beyond its close: the
             # number may be given to a new connection before the cancelled task gets to clean up.
             for end in pair.sockets:
+                if end.fileno() < 0:
+                    continue  # reset by itself, being forgotten
                 self._loop.remove_reader(end)
                 self._loop.remove_writer(end)
             pair.reset()
@@ -178,7 +203,7 @@ class BreakableProxy:
         while True:
             client, _ = await self._loop.sock_accept(self._listener)
             self.total_connections += 1
-            pair = _Pair(client)
+            pair = _Pair(client, self._loop.time())
             if self._refusing:
                 pair.reset()
                 continue
@@ -197,8 +222,8 @@ class BreakableProxy:
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.sock_connect(server, self.upstream)
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._pump(client, server, up))
-                both.create_task(self._pump(server, client, down))
+                both.create_task(self._pump(pair, client, server, up))
+                both.create_task(self._pump(pair, server, client, down))
             pair.close()
         except* OSError:
             # One end broke; the other hears of it when the network lets it.
@@ -209,10 +234,17 @@ class BreakableProxy:
                 self._pairs.discard(pair)
                 pair.reset()
 
-    async def _pump(self, source: socket.socket, target: socket.socket, way: _Way) -> None:
+    async def _pump(self, pair: _Pair, source: socket.socket, target: socket.socket, way: _Way) -> None:
         while True:
             await way.open.wait()
-            data = await self._loop.sock_recv(source, _CHUNK)
+            data = await self._received(pair, source)
+            if self._is_forgotten(pair):
+                if data and self._forget_with == "silent":
+                    continue
+                if data:
+                    _reset(source)
+                return
+            pair.last_at = self._loop.time()
             if way.delay_s:
                 await asyncio.sleep(way.delay_s)
             await way.open.wait()  # it may have frozen while we waited for the data
@@ -220,3 +252,17 @@ class BreakableProxy:
                 target.shutdown(socket.SHUT_WR)
                 return
             await self._loop.sock_sendall(target, data)
+
+    async def _received(self, pair: _Pair, source: socket.socket) -> bytes:
+        try:
+            return await self._loop.sock_recv(source, _CHUNK)
+        except OSError:
+            if self._is_forgotten(pair):
+                return b""  # an RST is not passed on either
+            raise
+
+    def _is_forgotten(self, pair: _Pair) -> bool:
+        if not pair.is_forgotten and self._loop.time() - pair.last_at > self._forget_after_s:
+            pair.is_forgotten = True
+            self.total_forgotten += 1
+        return pair.is_forgotten
