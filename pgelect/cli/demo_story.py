@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pgelect.cli.demo_replicas import DemoError, Replica, Replicas, Report
 from pgelect.cli.demo_results import Act, Claim, Results, ledger_claims, terms_claim
 from pgelect.cli.demo_worker import LEASE_S, STEP_DOWN, WRITE_ANYWAY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from pgelect.cli.demo_ledger import Ledger
     from pgelect.cli.demo_view import View
+
+T = TypeVar("T")
 
 _REPLICAS = 3
 _WRITES_BEFORE_ACT = 5
@@ -97,6 +99,7 @@ class Story:
         stopped_at = leader.stop()
         new = await self._acquired(since, f"waiting for the server to end the lease of {leader.name}")
         act = self._act("freeze (SIGSTOP)", leader, new, stopped_at)
+        await self._written_by(new.replica)  # else a late write that is taken would not be seen to come too late
         leader.tell(do=WRITE_ANYWAY)  # lies in its standard input until it wakes
         leader.go_on()
         self._view.say(f"kill -CONT {leader.pid}  ({leader.name})")
@@ -122,21 +125,32 @@ class Story:
 
     async def _settled(self) -> Replica:
         """Wait until one leads, has written, and all others queue; give the reader a moment; return the leader."""
-        deadline = time.monotonic() + _SETTLE_WITHIN_S
-        while True:
-            self._replicas.check()
+
+        async def settled() -> Replica | None:
             leader = self._replicas.leader
-            if (
-                leader is not None
-                and leader.writes_in_term >= _WRITES_BEFORE_ACT
-                and await self._ledger.waiting() == len(self._replicas.living) - 1
-            ):
-                break
-            if time.monotonic() > deadline:
-                raise DemoError(f"no leader with the others in the queue within {_SETTLE_WITHIN_S:g} s")
-            await asyncio.sleep(_LOOK_EVERY_S)
+            if leader is None or leader.writes_in_term < _WRITES_BEFORE_ACT:
+                return None
+            return leader if await self._ledger.waiting() == len(self._replicas.living) - 1 else None
+
+        leader = await self._soon(settled, "no leader with the others in the queue")
         await asyncio.sleep(self._view.breath_s)
         return leader
+
+    async def _written_by(self, replica: Replica) -> None:
+        async def written() -> bool:
+            return replica.writes_in_term > 0
+
+        await self._soon(written, f"{replica.name} leads and has written nothing")
+
+    async def _soon(self, look: Callable[[], Awaitable[T | None]], otherwise: str) -> T:
+        """Look again and again until there is something to be seen."""
+        deadline = time.monotonic() + _SETTLE_WITHIN_S
+        while not (found := await look()):
+            self._replicas.check()
+            if time.monotonic() > deadline:
+                raise DemoError(f"{otherwise} within {_SETTLE_WITHIN_S:g} s")
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return found
 
     def _mark(self) -> int:
         return len(self._replicas.reports)

@@ -191,21 +191,27 @@ async def test_a_strategy_that_fails_ends_no_election(
     assert "retry strategy failed" in caplog.text
 
 
+async def _polls_once_more(story: Story) -> None:
+    before = len(story.failures)
+    await eventually(lambda: len(story.failures) > before, message="the follower has just polled")
+
+
 async def test_a_polling_follower_takes_over_from_a_leader_that_steps_down(database: str, key: Key) -> None:
-    settings = {"acquire": "poll", "retry_strategy": FixedInterval(0.1)}
+    """Who steps down stays out for two polls; each time the other has just polled, so that its next one is in time."""
+    settings = {"acquire": "poll", "retry_strategy": FixedInterval(0.4)}
     async with leading(database, key, **settings) as first, make_lock(database, key, **settings) as second:
         leader, follower = first, second
-        story = Story(second)
-        await eventually(lambda: len(story.failures) > 3)
-        assert lock_waiters(database, *key) == []  # nobody stands in the server's queue
-        for _ in range(20):
+        stories = {lock: Story(lock) for lock in (first, second)}
+        for _ in range(12):
+            await _polls_once_more(stories[follower])
+            assert lock_waiters(database, *key) == []  # nobody stands in the server's queue
             assert await leader.step_down()
             term = await follower.wait_for_leadership(scaled(10))
             assert not leader.is_leader
             assert term.is_current
             assert len(lock_holders(database, *key)) == 1
             leader, follower = follower, leader
-        assert set(story.failures) == {None}
+        assert {failure for story in stories.values() for failure in story.failures} == {None}
 
 
 async def test_one_process_polls_and_the_other_queues(database: str, key: Key) -> None:

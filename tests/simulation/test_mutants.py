@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.simulate import main
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.simulation import FoundError, run
 
 WITHIN = 2000
@@ -22,8 +22,8 @@ def silence() -> Iterator[None]:
     log.setLevel(level)
 
 
-def first_found() -> FoundError | None:
-    for seed in range(WITHIN):
+def first_found(mutant: Mutant) -> FoundError | None:
+    for seed in (mutant.seed, *range(WITHIN)):
         try:
             run(seed)
         except FoundError as error:
@@ -35,15 +35,16 @@ def first_found() -> FoundError | None:
 def test_the_simulation_finds(name: str) -> None:
     mutant = MUTANTS[name]
     with mutant.applied():
-        found = first_found()
+        found = first_found(mutant)
     assert found is not None, f"{mutant.what}: not found within {WITHIN} seeds"
     assert mutant.finds in found.what
     run(found.seed)  # without the fault, the same schedule keeps all promises
 
 
 def test_a_violation_names_its_seed_and_shows_a_trace_that_replays(capsys: pytest.CaptureFixture[str]) -> None:
-    with MUTANTS["fence_by_plain_read"].applied():
-        found, again = first_found(), first_found()
+    mutant = MUTANTS["fence_by_plain_read"]
+    with mutant.applied():
+        found, again = first_found(mutant), first_found(mutant)
         assert found is not None
         assert again is not None
         assert found.report() == again.report()
@@ -51,7 +52,7 @@ def test_a_violation_names_its_seed_and_shows_a_trace_that_replays(capsys: pytes
         shown = capsys.readouterr().out
         assert f"seed {found.seed}: a write fenced by token" in shown
         assert "on_acquired" in shown
-        assert main(["--seeds", str(found.seed + 1), "--jobs", "1"]) == 1
+        assert main(["--from", str(found.seed), "--seeds", "1", "--jobs", "1"]) == 1
         printed = capsys.readouterr()
         assert printed.out.splitlines()[-1].split() == ["violations", "1"]
         assert f"seed {found.seed}:" in printed.err

@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.simulation import FoundError, Outcome, Simulation, run
 
-SEEDS, CHUNK = 240, 20
+SEEDS, CHUNK = 160, 20
 SHOULD_HAPPEN = 12  # of the kinds of faults, in any chunk
 
 

@@ -34,7 +34,7 @@ _perform, _post, _call, _drop = (
 
 def _trusted_for_ever(runner: Runner, number: int | None = None) -> bool:
     seen = runner.snapshot
-    return seen.state is LockState.LEADER and (number is None or number == seen.number)
+    return seen.state is LockState.LEADER and number in {None, seen.number} and runner._is_ours
 
 
 async def _sent_when_answered(performer: Performer, io: ev.Io, epoch: int, machine: Machine) -> Event:

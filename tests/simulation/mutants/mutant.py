@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -19,11 +19,13 @@ class Mutant:
         what: the fault, in words.
         broken: the attributes that are replaced: (owner, name, what stands there instead).
         finds: a word of what the simulation says when it finds it.
+        seed: one that found it: what is rare is tried there first. Any change of the code may make it another one.
     """
 
     what: str
     broken: tuple[tuple[Any, str, Any], ...]
     finds: str
+    seed: int = 0
     name: str = ""
 
     @contextmanager
@@ -40,4 +42,4 @@ class Mutant:
 
 def named(mutants: dict[str, Mutant]) -> list[Mutant]:
     """Give each its name."""
-    return [Mutant(mutant.what, mutant.broken, mutant.finds, name) for name, mutant in mutants.items()]
+    return [replace(mutant, name=name) for name, mutant in mutants.items()]

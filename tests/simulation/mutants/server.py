@@ -122,6 +122,7 @@ SERVER_MUTANTS = named(
             "a token of an earlier timeline still passes the fence, until somebody mints",
             ((Data, "is_of_this_timeline", _whatever_the_timeline),),
             "a write",
+            seed=977,
         ),
         "token_does_not_grow": Mutant(
             "a new term takes over the token of the last one",
@@ -157,11 +158,13 @@ SERVER_MUTANTS = named(
             "idle_session_timeout is not set",
             ((Cluster, "_idle", _no_lease),),
             "nobody leads",
+            seed=253,
         ),
         "no_deadlines": Mutant(
             "an answer is waited for as long as it takes",
             ((ClientEnd, "_answered", _no_deadline),),
             "",
+            seed=348,
         ),
         "links_not_dropped": Mutant(
             "a session that is given up is merely forgotten: the server does not hear of it",
