@@ -119,8 +119,10 @@ async def test_a_follower_between_its_polls(bad: str, key: Key, how: Callable[[s
 
 async def test_one_that_waits_for_its_takeover_delay(bad: str, key: Key) -> None:
     async with leading(bad, key, identity="first") as first:
+        term = first.term
+        assert term is not None
         terminate(bad, lock_holders(bad, *key)[0])
-        await eventually(lambda: not first.is_leader)
+        await eventually(lambda: not term.is_current)
     await is_free(bad, key)
     query(bad, "UPDATE pgelect.token SET released_at = NULL")
     async with make_lock(bad, key, takeover_delay_s=3600.0) as lock:

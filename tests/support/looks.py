@@ -14,7 +14,7 @@ from pgelect._engine.clock import SystemClock
 
 now = SystemClock().now
 
-EVERY_S = 0.002
+EVERY_S = 0.001
 GAP_S = 0.25  # no look for so long: the process was stopped
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 TIMEOUT_SCALE = float(os.environ.get("PGELECT_TEST_TIMEOUT_SCALE", "1"))
-POLL_S = 0.03  # a look at a server is a connection of its own: some 7 ms of a processor
+POLL_S = 0.01
 
 
 def scaled(seconds: float) -> float:
