@@ -121,7 +121,10 @@ class Elector:
         def found() -> list[Exception]:
             return [error for error in self.errors if isinstance(error, kind) and text in str(error)]
 
-        return (await eventually(found, timeout_s, f"on_error hears {kind.__name__} {text!r}"))[0]
+        try:
+            return (await eventually(found, timeout_s, f"on_error hears {kind.__name__} {text!r}"))[0]
+        except AssertionError as late:
+            raise AssertionError(f"{late}; it heard {self.errors!r} and is {self.lock!r}") from None
 
     def _tell(self, what: str, detail: Any) -> None:
         self.told.append(Told(what, now(), detail.token if isinstance(detail, Term) else detail))
