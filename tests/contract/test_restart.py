@@ -1,6 +1,7 @@
 """A server that restarts or stands still: nobody inherits a lock, what was committed is there, and leases run on."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -49,17 +50,23 @@ async def test_what_was_committed_is_there_and_what_was_not_is_not(own_election:
 
 
 @either_way
-async def test_a_mint_that_was_not_committed_is_as_if_it_had_never_been(own_election: Election, mode: Restart) -> None:
+async def test_a_mint_that_was_not_committed_happens_wholly_or_not_at_all(
+    own_election: Election, mode: Restart
+) -> None:
+    """A fast stop ends sessions one by one: what holds up the mint may go first, and then it is committed after all."""
     election = own_election
     old, successor = await election.deposed()
     before = await election.last_row()
+    minted = old
     async with election.uncommitted_mint(successor) as mint:
         await election.restart(mode)
-        with pytest.raises(SessionLostError):
-            await mint
-    assert await election.last_row() == before
+        with suppress(SessionLostError):
+            minted = (await mint).token
+    row = await election.last_row()
+    assert row == before if row.token == old else mode == "fast"
+    assert row.token >= minted  # what was answered is there
     _, grant = await election.leading("c")
-    assert grant.token > old
+    assert grant.token > row.token
 
 
 @either_way
