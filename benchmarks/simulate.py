@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.simulation import FoundError, Outcome, Simulation, run
+from tests.simulation.simulation import FoundError, Outcome, Simulation, first_found, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,14 +154,12 @@ def show_one(seed: int) -> int:
 def hunt(name: str, seeds: int) -> int:
     """Count the seeds that it takes to find a mutant."""
     with MUTANTS[name].applied():
-        for seed in range(seeds):
-            try:
-                run(seed)
-            except FoundError as error:
-                print(f"{name}: found by seed {seed}: {error.what}")
-                return 0
-    print(f"{name}: not found within {seeds} seeds")
-    return 1
+        found = first_found(range(seeds))
+    if found is None:
+        print(f"{name}: not found within {seeds} seeds")
+        return 1
+    print(f"{name}: found by seed {found.seed}: {found.what}")
+    return 0
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

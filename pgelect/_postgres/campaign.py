@@ -99,9 +99,8 @@ async def _why_over(session: Opened, grant: Grant, deadline: Deadline) -> str:
 
 async def _other_holder(session: Opened, ghost: Backend, deadline: Deadline) -> str:
     """Who holds the lock, if it is somebody else than our ghost."""
-    for pid, start_us, mine in (await session.ask(sql.holder(session.options.key, session.facts), deadline, "looking"))[
-        -1
-    ]:
+    rows = (await session.ask(sql.holder(session.options.key, session.facts), deadline, "looking"))[-1]
+    for pid, start_us, mine in rows:
         # A start that is hidden from this role counts as the ghost's: the doubt ends with the ghost's lease.
         hidden_or_same = start_us is None or sql.instant(start_us) == ghost.started_at
         if not mine and not (pid == ghost.pid and hidden_or_same):

@@ -19,10 +19,10 @@ from pgelect._postgres.session import PostgresSession, SessionOptions
 from pgelect.testing import Postgres
 from tests.contract.client import Client
 from tests.contract.election import METADATA, WITHIN_S, Election, Restart, Row, Way, soon
-from tests.contract.onlooker import LOCKS, SESSIONS, Onlooker
+from tests.contract.onlooker import SESSIONS, Onlooker
 from tests.contract.postgres_client import CREATE_LEDGER, READ_LEDGER, PostgresClient
 from tests.support.proxy import BreakableProxy
-from tests.support.server import query
+from tests.support.server import LOCKS, query
 
 _GATE = 20261129  # the advisory lock that an uncommitted mint waits for
 _PREPARE = f"""

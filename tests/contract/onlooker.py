@@ -8,13 +8,6 @@ from typing import Any
 
 import psycopg
 
-# A pair of int4 keys: classid and objid are the same bits as unsigned numbers, objsubid is 2 (1 is a bigint key).
-LOCKS = """
-SELECT pid FROM pg_locks
-WHERE locktype = 'advisory' AND objsubid = 2 AND classid = %s AND objid = %s AND granted = %s
-  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-ORDER BY waitstart NULLS FIRST, pid
-"""
 SESSIONS = """
 SELECT pid FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE 'pgelect:%%' AND pid <> pg_backend_pid()

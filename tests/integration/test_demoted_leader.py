@@ -1,7 +1,6 @@
 """The server under a leader's feet is demoted: what answers on its connection, or at its address, is in recovery."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from pgelect._postgres.session import PostgresSession
 from pgelect.testing import Postgres
 from tests.support.electors import Elector
 from tests.support.looks import now
-from tests.support.replication import TIMELINE, VERSIONS, Pair, Pairs, hosts, shared_pairs
+from tests.support.replication import TIMELINE, Pair, hosts
 from tests.support.server import lock_holders, lock_waiters, query, sessions
 from tests.support.splice import RawSession, SpliceableProxy
 from tests.support.waiting import eventually
@@ -19,25 +18,6 @@ from tests.support.waiting import eventually
 Key = tuple[int, int]
 LEASE_S = 30.0  # so long that it is never what ends a term here
 QUICK: dict[str, Any] = {"lease_s": LEASE_S, "health_interval_s": 0.2}
-
-
-@pytest.fixture(scope="module")
-def pairs() -> Iterator[Pairs]:
-    with shared_pairs() as pairs:
-        yield pairs
-
-
-@pytest.fixture
-def pair(pairs: Pairs) -> Iterator[Pair]:
-    with pairs.lend() as pair:
-        yield pair
-
-
-@pytest.fixture(params=VERSIONS)
-def any_pair(request: pytest.FixtureRequest, pairs: Pairs) -> Iterator[Pair]:
-    """On each major version in turn."""
-    with pairs.lend(request.param) as pair:
-        yield pair
 
 
 def twin(elector: Elector, server: Postgres, key: Key) -> RawSession:

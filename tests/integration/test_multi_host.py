@@ -15,7 +15,7 @@ from pgelect._postgres.connect import additions
 from pgelect._postgres.link import Deadline
 from tests.support.electors import Elector
 from tests.support.proxy import BreakableProxy
-from tests.support.replication import TIMELINE, Host, Pair, Pairs, hosts, replicated, shared_pairs
+from tests.support.replication import TIMELINE, Host, Pair, hosts, replicated
 from tests.support.server import lock_holders, lock_waiters, query, sessions, terminate
 from tests.support.waiting import eventually_sync
 
@@ -25,19 +25,6 @@ FAR_FROM_FOREVER_S = 15  # for one timeout and a connection after it: without a 
 PASSWORD = "open-sesame-4712"
 LONG: dict[str, Any] = {"lease_s": 30.0, "health_interval_s": 0.2}  # a lease that is never what ends a term
 PRIMARY = "primary" if pq.version() >= 140000 else "read-write"
-
-
-@pytest.fixture(scope="module")
-def pairs() -> Iterator[Pairs]:
-    with shared_pairs() as pairs:
-        yield pairs
-
-
-@pytest.fixture
-def pair(pairs: Pairs) -> Iterator[Pair]:
-    """Its configuration is to be left as it is."""
-    with pairs.lend() as pair:
-        yield pair
 
 
 @pytest.fixture

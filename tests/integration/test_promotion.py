@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -17,31 +16,12 @@ from pgelect.testing import Postgres
 from tests.support.electors import LEASE_S, Elector, one_leads
 from tests.support.looks import now
 from tests.support.proxy import BreakableProxy
-from tests.support.replication import TIMELINE, VERSIONS, Pair, Pairs, hosts, shared_pairs
+from tests.support.replication import TIMELINE, Pair, hosts
 from tests.support.server import lock_holders, lock_waiters, query, sessions, terminate
 from tests.support.waiting import eventually
 
 Key = tuple[int, int]
 LONG: dict[str, Any] = {"lease_s": 30.0, "health_interval_s": 0.2}  # a lease that is never what ends a term
-
-
-@pytest.fixture(scope="module")
-def pairs() -> Iterator[Pairs]:
-    with shared_pairs() as pairs:
-        yield pairs
-
-
-@pytest.fixture
-def pair(pairs: Pairs) -> Iterator[Pair]:
-    with pairs.lend() as pair:
-        yield pair
-
-
-@pytest.fixture(params=VERSIONS)
-def any_pair(request: pytest.FixtureRequest, pairs: Pairs) -> Iterator[Pair]:
-    """On each major version in turn."""
-    with pairs.lend(request.param) as pair:
-        yield pair
 
 
 def use_up(server: Postgres, numbers: int = 64) -> None:

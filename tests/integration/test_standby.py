@@ -1,7 +1,6 @@
 """A hot standby grants advisory locks of its own, which mean nothing: nobody leads there."""
 
 import asyncio
-from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -9,23 +8,11 @@ import pytest
 from pgelect import LockState, NotPrimaryError
 from tests.support.electors import Elector
 from tests.support.proxy import BreakableProxy
-from tests.support.replication import TIMELINE, VERSIONS, Pair, Pairs, Version, shared_pairs
+from tests.support.replication import TIMELINE, VERSIONS, Pair, Pairs, Version
 from tests.support.server import lock_holders, lock_waiters, sessions
 from tests.support.waiting import eventually
 
 Key = tuple[int, int]
-
-
-@pytest.fixture(scope="module")
-def pairs() -> Iterator[Pairs]:
-    with shared_pairs() as pairs:
-        yield pairs
-
-
-@pytest.fixture
-def pair(pairs: Pairs) -> Iterator[Pair]:
-    with pairs.lend() as pair:
-        yield pair
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -1,30 +1,17 @@
 """The synchronous standby is away: a commit that waits for it hangs, and nobody leads before it is confirmed."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
 from pgelect import LockState, SessionLostError
 from tests.support.electors import Elector
-from tests.support.replication import Pair, Pairs, make_alter, shared_pairs
+from tests.support.replication import Pair, make_alter
 from tests.support.server import lock_holders, query, sessions, terminate
 from tests.support.waiting import eventually
 
 Key = tuple[int, int]
 WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name LIKE 'pgelect:%'"
-
-
-@pytest.fixture(scope="module")
-def pairs() -> Iterator[Pairs]:
-    with shared_pairs() as pairs:
-        yield pairs
-
-
-@pytest.fixture
-def pair(pairs: Pairs) -> Iterator[Pair]:
-    with pairs.lend() as pair:
-        yield pair
 
 
 async def first_token(pair: Pair, key: Key) -> int:

@@ -88,7 +88,7 @@ class Checks:
 
     def told(self, process: Process, what: str, token: int) -> None:
         """Hear of a callback."""
-        terms = process.told.terms
+        terms = process.told
         before = terms[-2] if len(terms) > 1 else None
         if what == "acquired":
             self.terms += 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -25,14 +24,6 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 
-@dataclass(slots=True)
-class Told:
-    """What a process was told, in order: ("acquired", token), then ("lost" or "released", token)."""
-
-    terms: list[tuple[str, int]] = field(default_factory=list)
-    errors: list[BaseException] = field(default_factory=list)
-
-
 class Process:
     """A lock, its duty, and the machine they run on."""
 
@@ -45,7 +36,7 @@ class Process:
         self.working: int | None = None  # the number of the term that its duty works for
         self.releasing_since: float | None = None
         self.granted: dict[int, Backend] = {}  # the sessions of its terms, by token, the latest ones
-        self.told = Told()
+        self.told: list[tuple[str, int]] = []  # ("acquired", token), then ("lost" or "released", token)
         self._world = world
         self._tell = simulation.checks.told
         self._failed = simulation.checks.failed
@@ -163,12 +154,12 @@ class Process:
                 await asyncio.sleep(chance.random() * self.plan.lease_s)
 
         lock.on_released(lambda term: self._note("released", term))
-        lock.on_error(self.told.errors.append)
+        lock.on_error(lambda error: self._trace(self.name, f"on_error {error}"))
         lock.on_state_change(self._changed)
 
     def _note(self, what: str, term: Term) -> None:
         self._trace(self.name, f"on_{what} {term.token}")
-        self.told.terms.append((what, term.token))
+        self.told.append((what, term.token))
         self._tell(self, what, term.token)
 
     def _changed(self, before: LockState, after: LockState) -> None:

@@ -25,7 +25,7 @@ from tests.simulation.process import Process
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pgelect.testing._fake_wire import Wire
 
@@ -248,7 +248,7 @@ class Simulation:
         for process in self.processes:
             if process.loop.tasks:
                 raise ViolationError(f"{process}: tasks are left: {process.loop.tasks}")
-            if (left := process.told.terms) and left[-1][0] == "acquired":
+            if (left := process.told) and left[-1][0] == "acquired":
                 raise ViolationError(f"{process}: term {left[-1][1]} was never ended")
             if process.lock._runner._performer._sessions:
                 raise ViolationError(f"{process}: sessions are left")
@@ -293,3 +293,13 @@ class Simulation:
 def run(seed: int) -> Outcome:
     """Run one seed."""
     return Simulation(seed).run()
+
+
+def first_found(seeds: Iterable[int]) -> FoundError | None:
+    """Run seeds until one of them breaks a promise; which, and how."""
+    for seed in seeds:
+        try:
+            run(seed)
+        except FoundError as error:
+            return error
+    return None

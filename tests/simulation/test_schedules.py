@@ -1,8 +1,6 @@
 """Some schedules in every run of the tests; CI runs thousands (`python -m benchmarks.simulate`)."""
 
-import logging
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,16 +8,6 @@ from tests.simulation.simulation import FoundError, Outcome, Simulation, run
 
 SEEDS, CHUNK = 160, 20
 SHOULD_HAPPEN = 12  # of the kinds of faults, in any chunk
-
-
-@pytest.fixture(autouse=True)
-def silence() -> Iterator[None]:
-    """The library would log every fault."""
-    log = logging.getLogger("pgelect")
-    level = log.level
-    log.setLevel(logging.CRITICAL + 1)
-    yield
-    log.setLevel(level)
 
 
 def outcome(seed: int) -> Outcome:

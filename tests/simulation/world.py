@@ -70,7 +70,3 @@ class World:
                 callback()
                 self.after_each()
         return True
-
-    def pending(self) -> int:
-        """How many things are still due."""
-        return sum(due.callback is not None for _, _, due in self._heap)

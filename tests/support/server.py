@@ -11,7 +11,7 @@ from tests.support.waiting import eventually, eventually_sync
 __all__ = ["Session", "eventually", "eventually_sync", "lock_holders", "lock_waiters", "query", "sessions", "terminate"]
 
 # A pair of int4 keys: classid and objid are the same bits as unsigned numbers, objsubid is 2 (1 is a bigint key).
-_LOCKS = """
+LOCKS = """
 SELECT pid FROM pg_catalog.pg_locks
 WHERE locktype = 'advisory' AND objsubid = 2 AND classid = %s AND objid = %s AND granted = %s
   AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
@@ -65,5 +65,5 @@ def terminate(dsn: str, pid: int) -> bool:
 
 
 def _lock_pids(dsn: str, key1: int, key2: int, *, granted: bool) -> list[int]:
-    rows = query(dsn, _LOCKS, key1 % 2**32, key2 % 2**32, granted)
+    rows = query(dsn, LOCKS, key1 % 2**32, key2 % 2**32, granted)
     return [pid for (pid,) in rows]
