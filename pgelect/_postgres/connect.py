@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import traceback
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -13,7 +12,7 @@ from psycopg import AsyncConnection, pq
 from psycopg.conninfo import conninfo_to_dict
 
 from pgelect._postgres.dsn import can_parse
-from pgelect._postgres.errors import one_line, secrets_of
+from pgelect._postgres.errors import empty_frames, one_line, secrets_of
 from pgelect._postgres.link import Deadline, Link, forks, is_forking
 from pgelect._postgres.settings_sql import keepalive_s, lease_ms
 from pgelect.errors import ConfigurationError, PgElectError, SessionLostError
@@ -79,7 +78,7 @@ def _link_of(task: asyncio.Task[AsyncConnection[Any]]) -> Link:
     try:
         conn = task.result()
     except asyncio.CancelledError as error:
-        _empty_frames(error)
+        empty_frames(error)
     else:
         if not conn.closed:
             return Link(conn)
@@ -91,14 +90,7 @@ def _close_late(task: asyncio.Task[AsyncConnection[Any]]) -> None:
     try:
         task.result().pgconn.finish()
     except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 -- it did not come: all the better
-        _empty_frames(error)
-
-
-def _empty_frames(error: BaseException | None) -> None:
-    """Let go of the half-made connection, and its socket, that the frames of a traceback keep as long as the error."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__context__
+        empty_frames(error)
 
 
 async def _connection(
@@ -123,10 +115,10 @@ async def _connection(
             f"psycopg cannot run on this event loop: {one_line(error)}. On Windows, use "
             "asyncio.run(main(), loop_factory=asyncio.SelectorEventLoop)."
         )
-        _empty_frames(error)
+        empty_frames(error)
     except (psycopg.Error, OSError) as error:
         problem = SessionLostError("connect", f"cannot connect: {one_line(error, secrets_of(dsn))}")
-        _empty_frames(error)
+        empty_frames(error)
     raise problem
 
 

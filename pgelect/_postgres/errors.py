@@ -7,6 +7,7 @@ SQLSTATE (psycopg), so nothing here switches on it for them.
 from __future__ import annotations
 
 import re
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -85,3 +86,10 @@ def mapped(error: psycopg.Error, conn: psycopg.AsyncConnection[Any], doing: str)
         whole = grants if state == _NO_RIGHT else f"{schema_sql()}\n{grants}"
         return SchemaError(f"the schema pgelect cannot be used while {doing}: {text}", whole)
     return PgElectError(f"the server refused a statement while {doing}: {text} (SQLSTATE {state or 'none'})")
+
+
+def empty_frames(error: BaseException | None) -> None:
+    """Let go of the half-made connection, and its socket, that the frames of a traceback keep as long as the error."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__

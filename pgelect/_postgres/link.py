@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import psycopg
 from psycopg import AsyncConnection
 
-from pgelect._postgres.errors import mapped
+from pgelect._postgres.errors import empty_frames, mapped
 from pgelect.errors import ForkedError, PgElectError, SessionLostError
 
 if TYPE_CHECKING:
@@ -155,8 +155,13 @@ class Link:
             asking.cancel()
 
     async def _ask_to_cancel(self, within_s: float) -> None:
-        with suppress(psycopg.Error, OSError):
+        try:
             await self.conn.cancel_safe(timeout=max(0.01, within_s))
+        except (psycopg.Error, OSError):
+            return
+        except asyncio.CancelledError as error:
+            empty_frames(error)  # the request has a connection of its own
+            raise
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         try:

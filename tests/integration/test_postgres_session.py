@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 import pytest_asyncio
@@ -250,6 +251,30 @@ async def test_closing_cancels_a_wait_on_the_server(any_database: str, lock: Loc
     await b.close(WITHIN_S)
     assert not (await waiting).granted  # the server answered; a link that was merely dropped raises
     await eventually(lambda: len(sessions(any_database)) == 1)
+
+
+@pytest.mark.skipif(not psycopg.capabilities.has_cancel_safe(), reason="this libpq cannot cancel without blocking")
+async def test_a_close_that_is_given_up_leaves_no_socket_of_its_cancel_request(
+    server: Postgres, database: str, lock: LockKey, make: Make
+) -> None:
+    """What the soak found: tasks that are kept keep their errors, and those kept the request and its connection."""
+    await leading(make(database, lock))
+    with BreakableProxy("127.0.0.1", server.port) as proxy:
+        b = await opened(make(proxy.dsn(database), lock, "b"))
+        waiting = asyncio.create_task(b.wait_lock(WITHIN_S))
+        await eventually(lambda: lock_waiters(database, lock.key1, lock.key2))
+        proxy.freeze()
+        closing = asyncio.create_task(b.close(WITHIN_S))
+        await eventually(lambda: proxy.total_connections == 2, message="the request is on its way")
+        closing.cancel()
+        await asyncio.wait({closing, waiting})
+        assert closing.cancelled()
+        await eventually(lambda: sockets_to(proxy) == 0, 1.0, "no socket is left")
+
+
+def sockets_to(proxy: BreakableProxy) -> int:
+    """How many sockets of this process lead there; the proxy's own ends do not count."""
+    return len([one for one in psutil.Process().net_connections("tcp") if one.raddr[1:] == (proxy.port,)])
 
 
 async def test_a_cancelled_wait_leaves_nothing_held_and_no_session(database: str, lock: LockKey, make: Make) -> None:
