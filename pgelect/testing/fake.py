@@ -232,10 +232,16 @@ class FakeServer:
         self._cluster.changed()
 
     def promote(self) -> None:
-        """Become a primary on a new timeline, with all data."""
-        self._cluster.in_recovery = False
+        """Become a primary on a new timeline, with all data. Harmless on a primary.
+
+        All sessions end here at the latest: on a real server none lives on through a demotion, which takes a restart.
+        """
+        if not self._cluster.in_recovery:
+            return
+        was_up = self._cluster.up
         self._cluster.data.catch_up()
-        self._cluster.data.fail_over()
+        self.fail_over()
+        self._cluster.up = was_up
 
     def hold_back(self) -> None:
         """From here on, let the standby that ``fail_over`` promotes receive nothing more."""

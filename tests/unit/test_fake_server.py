@@ -191,6 +191,33 @@ async def test_after_a_promotion_tokens_leap_and_no_term_goes_on(server: FakeSer
     assert (await again.mint(WITHIN_S)).token == (1 << 40) + 2
 
 
+async def test_no_session_goes_on_from_a_demotion_to_a_promotion(server: FakeServer) -> None:
+    """Else a leader would go on under a token of the timeline before, as none does on a real server."""
+    leader, _ = await leading(server)
+    server.demote()
+    server.promote()
+    assert server.holders(KEY) == ()
+    with pytest.raises(SessionLostError):
+        await leader.prove(WITHIN_S)
+
+
+async def test_a_primary_cannot_be_promoted(server: FakeServer) -> None:
+    leader, grant = await leading(server)
+    server.promote()
+    assert server.timeline == grant.timeline
+    assert await leader.prove(WITHIN_S) is True
+
+
+async def test_a_server_that_is_stopped_does_not_start_by_a_promotion(server: FakeServer) -> None:
+    server.demote()
+    server.stop()
+    server.promote()
+    with pytest.raises(SessionLostError):
+        await opened(server)
+    server.start()
+    await opened(server)
+
+
 async def test_with_a_fake_clock_leases_follow_that_clock() -> None:
     clock = FakeClock()
     server = FakeServer(clock=clock)
