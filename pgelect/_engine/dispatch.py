@@ -3,7 +3,8 @@
 A slow, hanging or raising callback delays only other callbacks: never a proof, a loss or a shutdown. Rules:
 
 - Every ``on_acquired`` is followed by exactly one of ``on_lost`` / ``on_released``; neither comes without it. A term
-  that is over before its ``on_acquired`` could begin is passed over (``on_state_change`` still tells of it).
+  that is over before its ``on_acquired`` could begin is passed over (``on_state_change`` still tells of it); an async
+  one has begun with its first step, and a task may be cancelled before that.
 - An async ``on_acquired`` is cancelled, and awaited, when its term ends.
 - An ``on_acquired`` that raises ends the term (``failed``). Any other callback that raises is logged and told to
   ``on_error``; an ``on_error`` that raises is logged.
@@ -62,6 +63,7 @@ class Dispatcher:
         self._wake: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
+        self._has_begun = False  # what runs has taken its first step
         self._last_words: asyncio.TimerHandle | None = None
         self._present: object | None = None  # stands for the callback that runs now
         self._busy = False
@@ -135,7 +137,7 @@ class Dispatcher:
         for call in self._queue:
             call.pass_by()
         self._queue = deque(kept)
-        if self._running is not None:
+        if self._running is not None and self._has_begun:  # else it may be the end of the term that would stay untold
             self._running.cancel()
         self.finish()
         if self._task is not None and not self._task.done() and self._last_words is None:
@@ -213,8 +215,10 @@ class Dispatcher:
     async def _run_call(self, call: _Call) -> None:
         life, acquired = call.life, None
         if life is not None and call.hook is Hook.ACQUIRED:
-            life.announced, acquired = not life.over.is_set(), life
-        if life is not None and not life.announced:
+            if life.over.is_set():
+                return
+            acquired, life.announced = life, not self._callbacks[call.hook]
+        elif life is not None and not life.announced:
             return
         for callback, wanted in tuple(self._callbacks[call.hook]):
             if acquired is not None and acquired.over.is_set():
@@ -262,12 +266,23 @@ class Dispatcher:
         return acquired is not None
 
     async def _run_one(self, callback: Callback, arguments: tuple[Any, ...], acquired: TermLife | None) -> None:
-        result = callback(*arguments)
+        def begun() -> None:
+            self._has_begun = True
+            if acquired is not None:
+                acquired.announced = True
+
+        self._has_begun = False
+        try:
+            result = callback(*arguments)
+        except BaseException:
+            begun()
+            raise
         if not inspect.isawaitable(result):
+            begun()
             return
-        # A coroutine itself, not wrapped: a wrapper that is cancelled before it begins would leave it never awaited.
-        work = result if inspect.iscoroutine(result) else _awaited(result)
-        task = asyncio.get_running_loop().create_task(work, name="pgelect-callback")
+        task = asyncio.get_running_loop().create_task(_awaited(result, begun), name="pgelect-callback")
+        if inspect.iscoroutine(result):  # a task that is cancelled before it begins would leave it never awaited
+            task.add_done_callback(lambda _: result.close())
         self._running = task
         if acquired is not None:
             acquired.join(task)
@@ -281,5 +296,6 @@ class Dispatcher:
         task.result()
 
 
-async def _awaited(result: Awaitable[object]) -> None:
+async def _awaited(result: Awaitable[object], begun: Callable[[], None]) -> None:
+    begun()
     await result
