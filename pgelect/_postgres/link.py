@@ -235,11 +235,13 @@ class Link:
             return
         self._finished = self._dropped = True
         with suppress(OSError):
+            os.close(self._fd)  # before: at its limit of descriptors the child can open nothing else
             nothing = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nothing, self._fd, inheritable=False)
-            os.close(nothing)
-            if self._thread == threading.get_ident():
-                self.conn.pgconn.finish()
+            if nothing != self._fd:
+                os.dup2(nothing, self._fd, inheritable=False)
+                os.close(nothing)
+        if self._thread == threading.get_ident():
+            self.conn.pgconn.finish()
 
 
 async def _listen(conn: AsyncConnection[Any], for_s: float) -> None:

@@ -396,3 +396,41 @@ def test_a_connection_that_is_begun_while_another_thread_forks_is_not_shared(
         parent.kill()
         check_free(database, key)
         assert lives(child)
+
+
+AT_ITS_LIMIT = """
+import asyncio, os, resource, sys, time
+from pgelect import LeaderLock
+
+async def main():
+    async with LeaderLock(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), lease_s=60.0) as lock:
+        await lock.wait_for_leadership()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        held = []
+        try:
+            while True:
+                held.append(os.dup(0))
+        except OSError:
+            pass
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        os.write(1, f"child {child}\\n".encode())
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_child_of_a_process_that_is_at_its_limit_of_descriptors_keeps_no_dead_parents_lock(
+    database: str, key: Key, worker: Callable[..., Worker]
+) -> None:
+    with ExitStack() as later:
+        parent = program(worker, AT_ITS_LIMIT, database, *key)
+        child = int(parent.wait_line("^child").split()[1])
+        later.callback(end, child)
+        assert len(lock_holders(database, *key)) == 1
+        parent.kill()
+        check_free(database, key)
+        assert lives(child)
