@@ -48,18 +48,18 @@ async def lead(runner: Runner, duty: Callable[[Term], Awaitable[T]], *, repeat: 
         await _see_it_end(task, life)
         if task.cancelled():
             if not life.over.is_set():  # it cancelled itself: nobody works, and nobody asked it to stop
-                await _give_up(runner)
+                await _give_up(runner, life)
                 raise asyncio.CancelledError
         elif (error := task.exception()) is None:
-            if not repeat:
+            if not repeat and not life.over.is_set():  # else it may have returned because it was told to stop
                 return task.result()
             await asyncio.sleep(0)  # a duty that never awaits must not starve the loop
         elif life.over.is_set() or isinstance(error, StaleTokenError | NotLeaderError):
             log.warning("the duty ended with its term: %s", error)
             runner.dispatcher.post(Hook.ERROR, error)
-            await _give_up(runner)
+            await _give_up(runner, life)
         else:
-            await _give_up(runner)
+            await _give_up(runner, life)
             raise error
     return None
 
@@ -123,5 +123,7 @@ async def _see_it_end(task: asyncio.Task[Any], life: TermLife) -> None:
         raise asyncio.CancelledError
 
 
-async def _give_up(runner: Runner) -> None:
-    await runner.step_down(runner.settings.drain_timeout_s, None)
+async def _give_up(runner: Runner, life: TermLife) -> None:
+    """End that term. Another one may have begun while the duty cleaned up: nothing is wrong with it."""
+    if runner.life is life:
+        await runner.step_down(runner.settings.drain_timeout_s, None)

@@ -158,6 +158,58 @@ async def test_a_duty_that_is_told_that_its_term_is_over_is_no_mistake_and_runs_
         assert error in a.errors
 
 
+async def test_a_duty_that_fails_in_its_clean_up_after_its_term_does_not_end_the_next_term() -> None:
+    server = FakeServer()
+    a = Elector(server)
+    cleaning, fail = asyncio.Event(), asyncio.Event()
+
+    async def duty(term: Term) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if term.token == 1:
+                cleaning.set()
+                await fail.wait()
+                raise ValueError("the clean-up failed")
+
+    async with a.lock:
+        leading = asyncio.ensure_future(a.lock.lead(duty, repeat=True))
+        await a.leads()
+        server.terminate(server.holders(KEY)[0])
+        await cleaning.wait()
+        term = await a.leads(above=1)
+        fail.set()
+        await eventually(lambda: a.heard(ValueError), message="on_error hears of it")
+        before = server.statements
+        await eventually(lambda: server.statements > before + 2, message="proofs go on")
+        assert term.is_current
+        assert a.terms == [("acquired", 1), ("lost", 1), ("acquired", 2)]
+        leading.cancel()
+
+
+async def test_a_duty_that_takes_the_cancel_and_returns_runs_anew_in_the_next_term() -> None:
+    """It returned because its term was over, not because it was done: else nobody would work in the next one."""
+    server = FakeServer()
+    a = Elector(server)
+    ran: list[int] = []
+
+    async def duty(term: Term) -> str:
+        ran.append(term.token)
+        if term.token == 1:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return "stopped"
+        return "done"
+
+    async with a.lock:
+        leading = asyncio.ensure_future(a.lock.lead(duty))
+        await a.leads()
+        await eventually(lambda: ran == [1])
+        server.terminate(server.holders(KEY)[0])
+        assert await asyncio.wait_for(leading, 10.0) == "done"
+    assert ran == [1, 2]
+
+
 async def test_a_duty_that_never_awaits_does_not_starve_the_loop_under_repeat() -> None:
     server = FakeServer()
     a = Elector(server)
