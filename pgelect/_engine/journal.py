@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from math import inf
 from typing import TYPE_CHECKING
 
 from pgelect._engine.model import LockState
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pgelect")
 
 REPEAT_AFTER_S = 60.0
-"""The same kind of failure in a row is logged once, then at most this often, with the number left out."""
+"""A kind of failure is logged once until there is a leader here, then at most this often, with the number left out."""
 
 FORGOTTEN_AFTER_S = 200.0
 """Azure's load balancers forget a flow that was idle for 240 s, Amazon's after 350 s; many a NAT is quicker."""
@@ -30,10 +31,8 @@ class Journal:
     def __init__(self, key: LockKey, clock: Clock) -> None:
         self._key = key
         self._clock = clock
-        self._last: str | None = None
         self._warned_of = ""  # the reason of the last transition, if that was a warning
-        self._logged_at = 0.0
-        self._left_out = 0
+        self._told: dict[str, tuple[float, int]] = {}  # by kind of failure: when it was logged, how often it was not
 
     def started(self, health_interval_s: float) -> None:
         """Warn of an interval that does not keep a connection in the memory of what is on its way."""
@@ -56,22 +55,20 @@ class Journal:
         self._warned_of = reason if level == logging.WARNING else ""
         log.log(level, "%s: %s -> %s (%s)", self._key, before.value, after.value, reason)
         if after is LockState.LEADER:
-            self._last = None
+            self._told.clear()
 
     def attempt_failed(self, error: Exception | None) -> None:
-        """Log a failed attempt, or a lost term, at a bounded rate and once."""
-        if error is None:
-            self._last = None
-            return
-        if str(error) == self._warned_of:
+        """Log a failed attempt (None: it was refused, no failure), or a lost term, at a bounded rate and once."""
+        if error is None or str(error) == self._warned_of:
             return
         now, kind = self._clock.now(), type(error).__name__
-        if kind == self._last and now - self._logged_at < REPEAT_AFTER_S:
-            self._left_out += 1
+        logged_at, left_out = self._told.get(kind, (-inf, 0))
+        if now - logged_at < REPEAT_AFTER_S:
+            self._told[kind] = (logged_at, left_out + 1)
             return
-        more = f" ({self._left_out} more like it were not logged)" if self._left_out else ""
+        more = f" ({left_out} more like it were not logged)" if left_out else ""
         log.warning("%s: %s%s", self._key, error, more)
-        self._last, self._logged_at, self._left_out = kind, now, 0
+        self._told[kind] = (now, 0)
 
     def drain_timed_out(self) -> None:
         """Log that a duty outlived its drain."""
