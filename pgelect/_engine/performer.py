@@ -117,11 +117,12 @@ class Performer:
                 self._opened_at = self._clock.now()
                 return ev.Opened(epoch)
             case ev.Io.TRY:
-                return self._answered(epoch, await session.try_lock(machine.ghost, answer_s))
+                return self._answered(io, epoch, await session.try_lock(machine.ghost, answer_s))
             case ev.Io.WAIT:
-                return self._answered(epoch, await session.wait_lock(answer_s))
+                return self._answered(io, epoch, await session.wait_lock(answer_s))
             case ev.Io.MINT:
                 grant = await session.mint(self._settings.trust_s)
+                self._failures.reset()
                 self._seen(grant.record)
                 self._short_terms.began()
                 return ev.Minted(epoch, sent_at, grant)
@@ -139,13 +140,15 @@ class Performer:
             case _:
                 return await self._unlock(session, epoch, machine)
 
-    def _answered(self, epoch: int, answer: LockAnswer) -> ev.Event:
+    def _answered(self, io: ev.Io, epoch: int, answer: LockAnswer) -> ev.Event:
         self._seen(answer.record)
-        self._failures.reset()
-        if answer.granted:
+        if answer.granted:  # the token is yet to be minted, and may fail to be again and again
             self._refusals.reset()
             return ev.LockGranted(epoch, answer.backend)
-        if self._settings.acquire == "queue":
+        queues = self._settings.acquire == "queue"
+        if io is ev.Io.WAIT or not queues:  # all that this attempt was to do has been done
+            self._failures.reset()
+        if queues:
             return ev.LockRefused(epoch, 0.0)
         return ev.LockRefused(epoch, self._refusals.next_s(None))
 
@@ -154,6 +157,7 @@ class Performer:
             raise PgElectError("there is no term to resume")
         answer = await session.resume(machine.grant, self._settings.trust_s)
         if answer.resumed:
+            self._failures.reset()
             self._short_terms.began()
             return ev.Resumed(epoch, sent_at, answer.backend or machine.grant.backend)
         error = SessionLostError("disproved", f"the term could not go on after the session was lost: {answer.why}")

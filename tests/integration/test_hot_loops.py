@@ -31,12 +31,14 @@ class Asked:
 
     def __init__(self, inner: RetryStrategy = ExponentialBackoff(0.1, 1.0)) -> None:  # noqa: B008 -- immutable
         self.delays_s: list[float] = []
+        self.attempts: list[int] = []  # which failure in a row it was asked about
         self._inner = inner
 
     def next_delay_s(self, ctx: RetryContext) -> float:
         delay_s = self._inner.next_delay_s(ctx)
         assert delay_s is not None
         self.delays_s.append(delay_s)
+        self.attempts.append(ctx.attempt)
         return delay_s
 
 
@@ -90,6 +92,7 @@ async def test_a_token_that_cannot_be_minted_is_tried_for_by_the_strategy(
             async with counted(strategy, lambda: proxy.total_connections // 2, asked=3):  # it looks with a second one
                 terminate(database, lock_holders(database, *key)[0])
                 await a.has_lost(token)
+            assert strategy.attempts[-3:] == [1, 2, 3], "a lock that is granted is no success while no token is minted"
             await conn.rollback()
         await a.leads(above=token)
 
