@@ -254,7 +254,7 @@ def _release(m: Machine, until: float) -> Step:
 
 
 def drained(m: Machine, event: Drained, now: float) -> Step:
-    if event.number != m.number:
+    if event.number != m.number or m.drained:  # of another term; or its time was over before
         return m, ()
     m = replace(m, drained=True, until=inf)
     if m.io is None:

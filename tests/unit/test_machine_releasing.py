@@ -80,6 +80,7 @@ CASES = [
         at=NOW + 6,
     ),
     Case("a duty that stops twice does not unlock twice", UNLOCKING, Drained(NUMBER + 1)),
+    Case("nor does it interrupt the watch twice, when its time was over before", DRAINED, Drained(NUMBER + 1)),
     Case(
         "once drained, the end of the watch is followed by the unlock",
         DRAINED,
