@@ -72,7 +72,8 @@ class Runner:
         self._life: TermLife | None = None
         self._draining: asyncio.Task[None] | None = None
         self._io: asyncio.Task[ev.Event] | None = None
-        self._background: set[asyncio.Task[Any]] = set()
+        self._io_epoch = 0
+        self._background: dict[asyncio.Task[Any], None] = {}  # in order
         self._changed: list[asyncio.Future[None]] = []
         self._close_within_s = CLOSE_WITHIN_S
         self._step_down_inside = False
@@ -277,7 +278,7 @@ class Runner:
             case ev.Do(io, epoch):
                 if io is ev.Io.OPEN:
                     self._performer.prepare(epoch)
-                self._io = self._spawn(self._performer.perform(io, epoch, self._machine))
+                self._io, self._io_epoch = self._spawn(self._performer.perform(io, epoch, self._machine)), epoch
                 self._io.add_done_callback(partial(self._io_done, io, epoch))
             case ev.Interrupt():
                 if self._io is not None:
@@ -289,6 +290,8 @@ class Runner:
                         closing.add_done_callback(lambda _: session.abandon())  # it may be cancelled before it began
                     else:
                         session.abandon()
+                        if self._io is not None and self._io_epoch == epoch:  # it may use a second connection
+                            self._io.cancel()
             case ev.Changed(before, after, reason):
                 self._journal.changed(before, after, reason)
                 self.dispatcher.post(Hook.STATE_CHANGE, before, after)
@@ -391,6 +394,6 @@ class Runner:
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._background[task] = None
+        task.add_done_callback(self._background.pop)
         return task

@@ -20,13 +20,13 @@ class TermLife:
         self._loop = asyncio.get_running_loop()
         self._owner_pid = os.getpid()
         self.announced = False  # on_acquired has begun to run
-        self._tasks: set[asyncio.Task[Any]] = set()  # cancelled when the term is over
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # cancelled when the term is over, in order
         self._guests: dict[asyncio.Future[None], asyncio.Task[Any] | None] = {}  # waited for, not cancelled; by whom
 
     def join(self, task: asyncio.Task[Any]) -> None:
         """Have ``task`` cancelled when the term is over, and drain until it is done."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         if self.over.is_set():
             task.cancel()
 

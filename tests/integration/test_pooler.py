@@ -3,11 +3,13 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from typing import Any
 
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from pgelect import LockState, PoolerError
+from pgelect import LeaderLock, LockState, PoolerError
 from tests.support.electors import Elector, one_leads
 from tests.support.pgbouncer import PgBouncer
 from tests.support.proxy import BreakableProxy
@@ -222,6 +224,29 @@ async def test_a_session_pool_that_is_full_with_our_own_session_is_not_taken_for
         term = await a.leads()
         assert len(lock_holders(database, *key)) == 1
         assert a.lock.term is term
+
+
+async def test_a_shutdown_ends_the_second_connection_that_tells_the_modes_apart(
+    pgbouncer: Pooler, database: str, key: Key
+) -> None:
+    dsn = pgbouncer("session", 2).through(database)
+    second = asyncio.Event()
+    made = 0
+
+    async def connect() -> psycopg.AsyncConnection[Any]:
+        nonlocal made
+        made += 1
+        if made == 2:
+            second.set()
+            await asyncio.Event().wait()
+        return await psycopg.AsyncConnection.connect(dsn)
+
+    lock = LeaderLock("", *key, connect_fn=connect)
+    starting = asyncio.create_task(lock.start())
+    await second.wait()
+    await lock.shutdown()
+    await starting
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_startup_options_that_a_pooler_refuses_are_told_and_tried_again(
