@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from pgelect.testing import Postgres
 
-FULL: Mapping[str, int] = {"start-stop": 1000, "lost": 1000, "frozen": 200, "cancelled": 200, "stops": 1000}
+FULL: Mapping[str, int] = {"start-stop": 1000, "lost": 1000, "frozen": 200, "cancelled": 500, "stops": 1000}
 QUICKLY = 20
 """The full counts are divided by this with --quick."""
 _WARM_UP, _WARM_UP_LEAST, _WARM_UP_MOST = 5, 2, 50

@@ -44,6 +44,7 @@ class Tally:
     Attributes:
         begun, ended: terms that callbacks were told of.
         cancels, swallowed: tasks that were cancelled while they ran, and those of them that did not end cancelled.
+        starts_cancelled: those of them that were on their way to lead, and did not yet.
         stops, late: stops, and those of them that took longer than STOPS_WITHIN_S.
         worst_stop_s: the longest of them.
         sessions_lost: sessions that were ended or links that were cut under a lock that led.
@@ -52,6 +53,7 @@ class Tally:
     begun: int = 0
     ended: int = 0
     cancels: int = 0
+    starts_cancelled: int = 0
     swallowed: int = 0
     stops: int = 0
     late: int = 0
@@ -213,7 +215,7 @@ async def frozen_links(ground: Ground) -> AsyncIterator[Cycle]:
 async def cancelled_starts(ground: Ground) -> AsyncIterator[Cycle]:
     """Cancel a start, or a shutdown, at a random moment: once, twice, thrice."""
     old = ground.lock()
-    most_s = 1.5 * await _start_s(ground)
+    most_s = 1.2 * await _start_s(ground)  # so that most are cancelled on their way
 
     async def cycle(number: int) -> None:
         lock = old if number % 2 else ground.lock()
@@ -227,6 +229,7 @@ async def cancelled_starts(ground: Ground) -> AsyncIterator[Cycle]:
         else:
             owner = asyncio.create_task(ground.chance.choice((_by_start, _by_run, _by_block))(lock))
             await ground.pause(most_s)
+            ground.tally.starts_cancelled += lock.term is None
             await ground.cancelled(owner, times)
 
     yield cycle

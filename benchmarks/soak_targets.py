@@ -65,7 +65,11 @@ def judge(found: Found) -> Counts:
                 tally.late == 0,
                 f"stops: {tally.stops}, late: {tally.late}, the longest took {tally.worst_stop_s:.3f} s",
             ),
-            Target("all heeded", tally.swallowed == 0, f"cancels: {tally.cancels}, swallowed: {tally.swallowed}"),
+            Target(
+                "all heeded",
+                tally.swallowed == 0,
+                f"cancels: {tally.cancels}, {tally.starts_cancelled} of them of starts, swallowed: {tally.swallowed}",
+            ),
         ]
     lost = f", {tally.sessions_lost} sessions lost" if tally.sessions_lost else ""
     title = f"{found.name}: {found.cycles} cycles{lost}, {found.took_s:.1f} s"

@@ -64,6 +64,7 @@ def test_starts_losses_cancels_and_stops_leave_nothing_behind(tmp_path: Path, lo
     cancelled, stops = phases["cancelled"]["tally"], phases["stops"]["tally"]
     assert cancelled["cancels"] >= counts["cancelled"] * 0.7, "the rest of the shutdowns were over before"
     assert cancelled["swallowed"] == stops["swallowed"] == 0
+    assert cancelled["starts_cancelled"] >= counts["cancelled"] * 0.25, "they were on their way to lead"
     assert stops["stops"] >= counts["stops"]
     assert stops["late"] == cancelled["late"] == 0
     for phase in phases.values():
@@ -154,7 +155,7 @@ def test_a_late_stop_a_swallowed_cancel_and_an_unpaired_term_are_found() -> None
 
 
 def test_without_options_it_runs_the_full_counts() -> None:
-    assert plan(parse([])).cycles == {"start-stop": 1000, "lost": 1000, "frozen": 200, "cancelled": 200, "stops": 1000}
+    assert plan(parse([])).cycles == {"start-stop": 1000, "lost": 1000, "frozen": 200, "cancelled": 500, "stops": 1000}
     assert plan(parse(["--quick", "--only", "lost", "--only", "stops", "--stops", "7"])).cycles == {
         "lost": 50,
         "stops": 7,
