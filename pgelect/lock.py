@@ -272,7 +272,8 @@ class LeaderLock(Status, Callbacks):
     async def lead(self, duty: Callable[[Term], Awaitable[T]], *, repeat: bool = False) -> T | None:
         """Wait for leadership and run ``duty(term)`` as a child task; cancel and await it when the term ends.
 
-        Without ``repeat``: until the duty has returned once; a term that ends first has it run anew in the next term.
+        Without ``repeat``: until the duty has returned once; a term that ends first has it run anew in the next term,
+        also when it took the cancel and returned.
         With ``repeat``: for ever, again whenever it returns. A duty that raises while its term lasts ends the term, and
         the error is raised here; one that raises after its term is over is only told to ``on_error``.
 
