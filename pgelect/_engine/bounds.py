@@ -60,8 +60,9 @@ def bounds_of(settings: Settings, poll_max_s: float | None) -> Bounds:
     mint_s, release_and_mint_s = (FENCE_WAIT_S, RELEASE_WAIT_S + FENCE_WAIT_S) if settings.fencing else (0.0, 0.0)
     return Bounds(
         failover_clean=Bound(
-            settings.drain_timeout_s + next_try_s + release_and_mint_s,
-            f"drain_timeout_s ({settings.drain_timeout_s:g}), then {how}{_fenced(release_and_mint_s)}",
+            settings.drain_timeout_s + next_try_s + release_and_mint_s + delay_s,
+            f"drain_timeout_s ({settings.drain_timeout_s:g}), then {how}{_fenced(release_and_mint_s)}"
+            + (f", and takeover_delay_s ({delay_s:g}) if that kept the release from being marked" if delay_s else ""),
         ),
         failover_crash=Bound(
             next_try_s + delay_s + mint_s,

@@ -45,9 +45,11 @@ def test_a_strategy_without_a_known_longest_sleep_has_no_bound() -> None:
     assert bounds(None, fencing=False).failover_crash.seconds == 0.0
 
 
-def test_a_takeover_delay_comes_after_an_unclean_end_only() -> None:
+def test_a_takeover_delay_comes_after_an_unclean_end() -> None:
+    """A clean one counts as unclean where an open fenced transaction kept the release from marking the row."""
     with_delay, without = bounds(takeover_delay_s=3.0), bounds()
-    assert with_delay.failover_clean == without.failover_clean
+    assert with_delay.failover_clean.seconds == without.failover_clean.seconds + 3.0
+    assert "takeover_delay_s (3) if that kept the release from being marked" in with_delay.failover_clean.reason
     assert with_delay.failover_crash.seconds == without.failover_crash.seconds + 3.0
     assert with_delay.failover_silent.seconds == without.failover_silent.seconds + 3.0
 
