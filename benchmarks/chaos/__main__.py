@@ -3,11 +3,13 @@
     python -m benchmarks.chaos                          90 seconds: every kind of fault has its turn
     python -m benchmarks.chaos --minutes 15 --seed 7    longer, and in another order
     python -m benchmarks.chaos --recheck DIRECTORY      check a history that was kept
+    python -m benchmarks.chaos --break trust            a library that is broken on purpose: to be found
 
 The servers are embedded PostgreSQLs, reached through breakable proxies; the replicas are processes that use the public
 API and write fenced entries to a ledger. The seed decides which faults come in which order and what the writers choose;
 real processes and clocks do the rest, so a run is repeatable in kind and not in every detail. What is checked, and
-against which bounds, is said in benchmarks/chaos/checks_leading.py, checks_writing.py and allowance.py.
+against which bounds, is said in benchmarks/chaos/checks_leading.py, checks_writing.py,
+checks_end.py and allowance.py.
 
 Exit status: 0 no violation; 1 a violation, or too little happened for the run to mean anything; 2 it could not be run;
 130 interrupted. What remains is printed, and nothing else: no process, and no directory unless there was a violation.
@@ -31,7 +33,8 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from benchmarks.chaos import checker, plan, report
-from benchmarks.chaos.history import load
+from benchmarks.chaos.broken import BROKEN
+from benchmarks.chaos.reading import load
 from benchmarks.chaos.run import perform
 from benchmarks.process import DidNotHappenError
 
@@ -53,6 +56,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results")
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep the history there in any case")
     parser.add_argument("--recheck", type=Path, metavar="DIRECTORY", help="run nothing; check that history again")
+    parser.add_argument(
+        "--break",
+        dest="broken",
+        choices=tuple(BROKEN),
+        default="",
+        metavar="NAME",
+        help="break the library on purpose, which a run has to find: "
+        + "; ".join(f"{name} ({what})" for name, what in BROKEN.items()),
+    )
     parser.add_argument(
         "--check",
         action="store_true",
@@ -77,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory = Path(tempfile.mkdtemp(prefix="pgelect-chaos-"))
     status = 2
     try:
-        perform(directory, options.seed, options.for_s, _progress)
+        perform(directory, options.seed, options.for_s, _progress, options.broken)
         status = judge(directory, options, kept=False)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -11,7 +11,9 @@ By kind of fault, counted from its beginning unless it is said otherwise:
 - everybody's session ends (restarts, promotions, all sessions terminated): from the moment at which there is a primary
   again, what it takes to come back: the longest sleep of the retry strategy and one connect timeout, for one of the two
   addresses may be dead; then ``failover_crash``.
-- no connection is free: the same, from the moment at which there are connections again.
+- no connection is free, and the leader's session ends: ``failover_crash`` as well, for the others are connected, and
+  queued. But the second session, by which a mint finds out whom to end, cannot be had: if the fence was busy for longer
+  than a mint waits, it takes what it takes to come back, from the moment at which there are connections again.
 - cancelled statements may undo attempts to take over: the longest sleep of the retry strategy, then
   ``failover_crash``, from the last of them. Nobody loses leadership by these.
 - index builds and VACUUM, which go on beside other faults: nothing at all.
@@ -38,9 +40,9 @@ _LOOKS_S = 0.1
 SILENT = frozenset(
     {"stop", "stop-short", "freeze-both", "freeze-up", "freeze-down", "freeze-slow", "partition", "cut-client"}
 )
-CRASH = frozenset({"kill", "cut", "cut-server", "deaf", "terminate", "stop+terminate", "rotate-password"})
+CRASH = frozenset({"kill", "cut", "cut-server", "deaf", "terminate", "stop+terminate", "rotate-password", "exhaust"})
 CLEAN = frozenset({"step-down", "shutdown"})
-COME_BACK = frozenset({"restart-fast", "restart-immediate", "promote", "promote-lossy", "terminate-all", "exhaust"})
+COME_BACK = frozenset({"restart-fast", "restart-immediate", "promote", "promote-lossy", "terminate-all"})
 IDLE = frozenset({"index", "vacuum"})
 BESIDE = IDLE | {"cancel"}
 
@@ -64,12 +66,12 @@ class Allowances:
         if fault.kind in SILENT:
             silent_since = min((since for _, since, _ in fault.deaf), default=fault.begun)
             return silent_since + sum(self._bound("failover_silent", each) for each in fault.targets)
-        if fault.kind in CRASH:
+        if fault.kind in CRASH and not self._in_need_of_a_second_session(fault):
             ended_at = max((until for _, _, until in fault.ended), default=fault.until)
             return ended_at + self._bound("failover_crash", fault.leader)
         if fault.kind in CLEAN:
             return fault.begun + self._bound("failover_clean", fault.leader)
-        if fault.kind in COME_BACK:
+        if fault.kind in COME_BACK | CRASH:
             return fault.until + _COME_BACK_S + self._bound("failover_crash", fault.leader)
         if fault.kind in IDLE:
             return fault.begun
@@ -87,6 +89,10 @@ class Allowances:
             if fault.begun <= min(found + _LOOKS_S, until):
                 found = max(found, deadline)
         return found + SLACK_S + 2 * self._history.stalled_s(since, until)
+
+    def _in_need_of_a_second_session(self, fault: Fault) -> bool:
+        busy = (at for process in self._history.processes for at in process.fence_busy)
+        return fault.kind == "exhaust" and any(fault.begun <= at <= fault.until for at in busy)
 
     def _bound(self, name: str, process: str) -> float:
         return self._bounds[process][name]

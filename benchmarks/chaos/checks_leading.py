@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from benchmarks.chaos.history import Fault, Heard, History, Process
 
+_MAY_WAKE = frozenset({"stop-short"})
+_MAY_RESUME = frozenset({"terminate-all", "restart-fast", "restart-immediate"})
 _HEARS_WITHIN_S = plan.HEALTH_INTERVAL_S + SLACK_S / 2
 
 
@@ -120,10 +122,14 @@ def _unpaired(process: Process, heard: Heard, what: str) -> Violation:
 
 
 def losses_have_a_cause(history: History) -> Iterator[Violation]:
-    """Only what hit its process, or all, while it lasted, ends a term with on_lost; what goes on beside does not."""
+    """Only what hit its process, or all, while it lasted, ends a term with on_lost; what goes on beside does not.
+
+    The loss is heard of while the fault's effects last, or once a grace is over after that: a fault that the term has
+    survived is no cause of what comes later.
+    """
     allowances = Allowances(history)
     main = [
-        (fault, max(fault.until, allowances.deadline(fault)) + SLACK_S)
+        (fault, max(fault.until, allowances.deadline(fault), *(until for _, _, until in fault.deaf)) + SLACK_S)
         for fault in history.faults
         if fault.kind not in BESIDE
     ]
@@ -133,7 +139,10 @@ def losses_have_a_cause(history: History) -> Iterator[Violation]:
             if heard.kind == "acquired":
                 began_at = heard.at
             elif heard.kind == "lost" and not any(
-                fault.hits(process.name) and fault.begun <= heard.at and began_at <= over for fault, over in main
+                fault.hits(process.name)
+                and fault.begun <= heard.at <= over + process.grace_s + 2 * history.stalled_s(fault.begun, heard.at)
+                and began_at <= over
+                for fault, over in main
             ):
                 stalled_s = history.stalled_s(heard.at - process.lease_s, heard.at)
                 if stalled_s < process.lease_s / 2:
@@ -184,9 +193,39 @@ def takeovers(history: History) -> list[tuple[Fault, Heard, float]]:
     main = [fault for fault in history.faults if fault.kind not in BESIDE]
     for fault, end in zip(main, [*(following.begun for following in main[1:]), history.end], strict=False):
         after = [term for term in terms if term.token > fault.token and fault.begun <= term.at <= max(end, fault.until)]
-        if after and fault.hits(fault.leader):
+        if after and fault.hits(fault.leader) and not fault.thwarted:
             found.append((fault, after[0], after[0].at - fault.begun))
     return found
+
+
+def unmoved(history: History) -> dict[str, tuple[int, int]]:
+    """By kind of fault that must depose the leader it hits: how many there were, and how many of them did not.
+
+    A leader that is stopped for a short time may wake in time, and one with a grace may be the first that comes back
+    when the sessions of all were ended: then the same term goes on.
+    """
+    grace_s = {process.name: process.grace_s for process in history.processes}
+    deposed = {id(fault) for fault, _, _ in takeovers(history)}
+    found: dict[str, tuple[int, int]] = {}
+    for fault in history.faults:
+        may_stay = fault.kind in _MAY_WAKE | BESIDE or (fault.kind in _MAY_RESUME and grace_s[fault.leader] > 0)
+        if fault.hits(fault.leader) and not fault.thwarted and not may_stay:
+            number, missed = found.get(fault.kind, (0, 0))
+            found[fault.kind] = (number + 1, missed + (id(fault) not in deposed))
+    return found
+
+
+def maintenance_is_not_held_up(history: History) -> Iterator[Violation]:
+    """CREATE INDEX CONCURRENTLY and VACUUM end by themselves, whoever waits for the lock."""
+    for fault in history.faults:
+        if fault.held_up_by is not None:
+            yield Violation(
+                "maintenance is not held up",
+                f"the fault '{fault.kind}' did not end; in a transaction for long: "
+                f"{', '.join(fault.held_up_by) or 'nobody'}",
+                (),
+                fault.begun,
+            )
 
 
 def _recent(history: History, at: float) -> str:

@@ -21,7 +21,7 @@ from benchmarks.chaos.violation import Violation
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from benchmarks.chaos.history import Acknowledged, History, Row
+    from benchmarks.chaos.history import Acknowledged, History, Row, Switch
 
 _TIMELINE_BITS = 40
 
@@ -48,8 +48,25 @@ def tokens_in_commit_order(history: History) -> Iterator[Violation]:
             greatest = row
 
 
+def tokens_write_on_their_own_timeline(history: History) -> Iterator[Violation]:
+    """Allow no token on another timeline than that of its minting: the row of a later term may have been lost."""
+    times = _acknowledged_at(history)
+    for row in history.rows:
+        if timeline_of(row.token) != row.timeline:
+            yield Violation(
+                "a token writes on its own timeline",
+                f"write {row.id} of token {row.token}, minted on timeline {timeline_of(row.token)}, is on timeline "
+                f"{row.timeline}",
+                (_process(row),),
+                times.get(row.id),
+            )
+
+
 def nothing_after_a_newer_token(history: History) -> Iterator[Violation]:
-    """No fenced write commits after a newer token was minted on the same timeline, whether or not that one wrote."""
+    """No fenced write commits after a newer token was minted on the same timeline, whether or not that one wrote.
+
+    One on another timeline may have been lost with the tail. That its predecessor writes no more is the rule before.
+    """
     terms = sorted(
         ((heard.minted_us, heard.token, process.name) for process, heard in history.terms),
         key=lambda term: term[0],
@@ -88,17 +105,19 @@ def terms_see_what_earlier_ones_wrote(history: History) -> Iterator[Violation]:
 
 
 def acknowledged_is_kept(history: History) -> Iterator[Violation]:
-    """Every acknowledged write is in the ledger once, as it was made, unless a promotion lost it."""
+    """Every acknowledged write is in the ledger once, as it was made, unless a promotion that may lose some lost it."""
     rows = {row.id: row for row in history.rows}
-    left_at = {switch.timeline: switch.left_at for switch in history.switches}
+    switches = {switch.timeline: switch for switch in history.switches}
     for write in history.acknowledged:
         row = rows.get(write.id)
-        left = left_at.get(write.timeline)
-        if row is None and not may_be_lost(write, left):
+        switch = switches.get(write.timeline)
+        left = None if switch is None else switch.left_at
+        if row is None and not may_be_lost(write, switch):
+            orderly = "" if switch is None or switch.lossy else ", in an orderly way"
             yield Violation(
                 "acknowledged writes are kept",
                 f"write {write.id} of token {write.token}, acknowledged on timeline {write.timeline} before position "
-                f"{write.high}, is not in the ledger; that timeline was left at {left}",
+                f"{write.high}, is not in the ledger; that timeline was left at {left}{orderly}",
                 (write.id.partition(":")[0],),
                 write.at,
             )
@@ -128,19 +147,19 @@ def refused_is_not_written(history: History) -> Iterator[Violation]:
             )
 
 
-def may_be_lost(write: Acknowledged, left_at: int | None) -> bool:
-    """Whether a promotion that left the timeline at that position may have lost this write."""
-    return left_at is not None and (write.high is None or write.high > left_at)
+def may_be_lost(write: Acknowledged, switch: Switch | None) -> bool:
+    """Whether the promotion that left its timeline may have lost this write. An orderly one loses nothing."""
+    return switch is not None and switch.lossy and (write.high is None or write.high > switch.left_at)
 
 
 def lost_by_promotion(history: History) -> list[Acknowledged]:
     """Find the acknowledged writes that are missing because a promotion lost them."""
     rows = {row.id for row in history.rows}
-    left_at = {switch.timeline: switch.left_at for switch in history.switches}
+    switches = {switch.timeline: switch for switch in history.switches}
     return [
         write
         for write in history.acknowledged
-        if write.id not in rows and may_be_lost(write, left_at.get(write.timeline))
+        if write.id not in rows and may_be_lost(write, switches.get(write.timeline))
     ]
 
 

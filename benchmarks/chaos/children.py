@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -51,11 +51,12 @@ class Process(Child):
 class Replica:
     """A replica, over all its lives."""
 
-    def __init__(self, character: plan.Character, links: Links, directory: Path, seed: int) -> None:
+    def __init__(self, character: plan.Character, links: Links, directory: Path, seed: int, broken: str) -> None:
         self.character = character
         self.links = links
         self._directory = directory
         self._seed = seed
+        self._broken = broken
         self._lives = 0
         self._process: Process | None = None
 
@@ -82,6 +83,7 @@ class Replica:
             "password_file": str(self._directory / "password"),
             "book": str(self._directory / f"{name}.jsonl"),
             "seed": self._seed,
+            "broken": self._broken,
         }
         self._process = Process(name, python("benchmarks.chaos.replica", json.dumps(given)))
 
@@ -115,13 +117,13 @@ class Replica:
 class Troop:
     """All of them, each with links of its own."""
 
-    def __init__(self, ports: tuple[int, int], directory: Path, seed: int) -> None:
+    def __init__(self, ports: tuple[int, int], directory: Path, seed: int, broken: str) -> None:
         self._all = ExitStack()
         self.replicas: list[Replica] = []
         try:
             for character in plan.CHARACTERS:
                 links = self._all.enter_context(Links(ports))
-                replica = Replica(character, links, directory, seed)
+                replica = Replica(character, links, directory, seed, broken)
                 self._all.callback(replica.close)
                 self.replicas.append(replica)
         except BaseException:
@@ -143,6 +145,13 @@ class Troop:
         """Have a slot of everybody's links lead to another server."""
         for replica in self.replicas:
             replica.links.lead_to(slot, port)
+
+    def rest(self) -> None:
+        """Mend all links, and have the writers hold no transaction open any more."""
+        for replica in self.replicas:
+            replica.links.mend()
+            with suppress(OSError):  # it has ended by itself, and the checker will hear of it
+                replica.process.tell("rest")
 
     def end(self, book: Book) -> None:
         """Shut all down at the same time."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Literal
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal
 
 import psycopg
 
@@ -12,13 +12,21 @@ from benchmarks.chaos import plan
 from benchmarks.chaos.book import now
 from benchmarks.chaos.faults_replicas import step_down
 from benchmarks.chaos.history import EVERYBODY
+from benchmarks.chaos.stage import ThwartedError
 
 if TYPE_CHECKING:
     from benchmarks.chaos.faults_replicas import Deed
-    from benchmarks.chaos.stage import Leader, Stage
+    from benchmarks.chaos.stage import Fault, Leader, Stage
 
 _LOST_WRITES = 5
 _WRITES_WITHIN_S = 5.0
+_NO_CONNECTION_LEFT = ("too many clients", "remaining connection slots are reserved")
+_MAINTENANCE_WITHIN_S = 15.0
+_LONG_S = 2.5  # a follower's wait is a transaction of 0.9 s, a writer's takes 1.5 s at most
+_IN_TRANSACTION = """
+SELECT application_name FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+AND xact_start < clock_timestamp() - make_interval(secs => %s)
+"""
 
 # -- the server --------------------------------------------------------------------------------------------------------
 
@@ -107,21 +115,35 @@ def rotate_password(stage: Stage, leader: Leader) -> None:
 
 
 def exhaust(stage: Stage, leader: Leader) -> None:
-    """Take all connections that the server has left, then end the leader's session and a follower's."""
+    """Take all connections that the server has left, then end the leader's session and a follower's.
+
+    The others stay connected, and queued: one of them leads at once. The two are to come back afterwards.
+    """
     other = stage.rng.choice(stage.followers(leader)).process.name
     with stage.fault("exhaust", leader, leader.process, other) as fault, ExitStack() as crowd:
         dsn = stage.cluster.primary.dsn(plan.DATABASE, user=plan.CROWD, application_name="crowd")
-        with suppress(psycopg.OperationalError):  # the refusal that is wanted
-            for _ in range(plan.MAX_CONNECTIONS):
-                crowd.enter_context(psycopg.connect(dsn))
-                fault.notes["taken"] = fault.notes.get("taken", 0) + 1
+        fault.notes["taken"] = _crowd_in(crowd, dsn)
         with fault.ending(leader.process), fault.ending(other):
             stage.terminate([leader.pid, *stage.election_sessions(other)])
-            with suppress(psycopg.OperationalError):  # so that neither gets in again by what it has left
-                for _ in range(plan.MAX_CONNECTIONS):
-                    crowd.enter_context(psycopg.connect(dsn))
+        fault.notes["taken"] += _crowd_in(crowd, dsn)  # so that neither gets in again by what it has left
         stage.until_led_anew(leader)
         stage.a_moment(0.7, 1.5)
+
+
+def _crowd_in(crowd: ExitStack, dsn: str) -> int:
+    """Connect until the server refuses because there are too many; return how often it did not.
+
+    Raises:
+        ThwartedError: it never refused.
+    """
+    for taken in range(plan.MAX_CONNECTIONS):
+        try:
+            crowd.enter_context(psycopg.connect(dsn))
+        except psycopg.OperationalError as error:  # psycopg has no SQLSTATE of a connection that was refused
+            if any(words in str(error) for words in _NO_CONNECTION_LEFT):
+                return taken
+            raise
+    raise ThwartedError(f"{plan.MAX_CONNECTIONS} connections were made, and none was refused")
 
 
 # -- what goes on beside all that, in a thread: nobody is to lose leadership by it -------------------------------------
@@ -143,16 +165,35 @@ def cancel_statements(stage: Stage, leader: Leader) -> None:
 def build_index(stage: Stage, leader: Leader) -> None:
     """Build an index with CREATE INDEX CONCURRENTLY, which waits for all snapshots, and drop it again."""
     with stage.fault("index", leader) as fault, stage.cluster.connect() as conn:
-        begin = now()
-        conn.execute("SET statement_timeout = '15s'")
-        conn.execute("CREATE INDEX CONCURRENTLY IF NOT EXISTS ledger_token ON public.ledger (token)")
-        fault.notes["took_s"] = round(now() - begin, 3)
-        conn.execute("DROP INDEX CONCURRENTLY public.ledger_token")
+        _maintain(
+            fault,
+            conn,
+            "DROP INDEX CONCURRENTLY IF EXISTS public.ledger_token",  # a half-built one, left by a restart
+            "CREATE INDEX CONCURRENTLY ledger_token ON public.ledger (token)",
+            "DROP INDEX CONCURRENTLY public.ledger_token",
+        )
 
 
 def vacuum(stage: Stage, leader: Leader) -> None:
     """VACUUM the ledger and the table of the tokens."""
-    with stage.fault("vacuum", leader), stage.cluster.connect() as conn:
-        conn.execute("SET statement_timeout = '15s'")
-        conn.execute("VACUUM (ANALYZE) public.ledger")
-        conn.execute("VACUUM pgelect.token")
+    with stage.fault("vacuum", leader) as fault, stage.cluster.connect() as conn:
+        _maintain(fault, conn, "VACUUM (ANALYZE) public.ledger", "VACUUM pgelect.token")
+
+
+def _maintain(fault: Fault, conn: psycopg.Connection[Any], *statements: str) -> None:
+    """Run what nobody may hold up for long; if somebody does, say who.
+
+    Raises:
+        ThwartedError: a writer did: the nemesis can make one hang in its transaction.
+    """
+    begin = now()
+    conn.execute(f"SET statement_timeout = '{_MAINTENANCE_WITHIN_S}s'".encode())
+    try:
+        for statement in statements:
+            conn.execute(statement.encode())
+    except psycopg.errors.QueryCanceled:
+        names = [str(name) for (name,) in conn.execute(_IN_TRANSACTION.encode(), (_LONG_S,))]
+        if names and all(name.startswith("chaos-writer:") for name in names):
+            raise ThwartedError(f"held up by {', '.join(names)}") from None
+        fault.held_up_by = names
+    fault.notes["took_s"] = round(now() - begin, 3)

@@ -1,4 +1,4 @@
-"""All that the books of a run say, as values; and how they are read. Times are seconds of the books' clock.
+"""All that the books of a run say, as values; ``reading`` reads them. Times are seconds of the books' clock.
 
 Times that end in ``_us`` are the server's, in microseconds since 1970; the two clocks are never compared. A position in
 the WAL is a number of bytes.
@@ -7,12 +7,7 @@ the WAL is a number of bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from benchmarks.chaos.book import read
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from typing import Any
 
 EVERYBODY = "*"
 
@@ -42,8 +37,10 @@ class Process:
 
     Attributes:
         bounds: of ``lock.bounds()``, in seconds, by name.
+        grace_s: its ``reconnect_grace_s``; 0 where it has none.
         status: exit status; None: it was killed.
         complaints: what it wrote to standard error, and what was logged that must never be.
+        fence_busy: when it did not lead although it had the lock, for an open transaction held the token's row.
     """
 
     name: str
@@ -53,6 +50,8 @@ class Process:
     heard: tuple[Heard, ...] = ()
     status: int | None = 0
     complaints: tuple[str, ...] = ()
+    grace_s: float = 0.0
+    fence_busy: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +111,10 @@ class Fault:
     Attributes:
         leader, token: who led when it began, and with which token.
         targets: the processes that it hit, or EVERYBODY.
+        thwarted: why it did not happen as it should have; empty when it did. What it broke nevertheless is excused, but
+            it does not count.
+        held_up_by: of ``index`` and ``vacuum``: they did not end by themselves, and these sessions had been in a
+            transaction for long. None: they did.
     """
 
     kind: str
@@ -122,6 +125,8 @@ class Fault:
     targets: tuple[str, ...] = ()
     ended: tuple[tuple[str, float, float], ...] = ()
     deaf: tuple[tuple[str, float, float], ...] = ()
+    thwarted: str = ""
+    held_up_by: tuple[str, ...] | None = None
 
     def hits(self, process: str) -> bool:
         """Whether it hit that process."""
@@ -130,11 +135,51 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A promotion: that timeline was left at that position of the WAL; what came after it on it is lost."""
+    """A promotion: that timeline was left at that position of the WAL; what came after it on it is lost.
+
+    Attributes:
+        lossy: the standby had been cut off before. An orderly one loses nothing that was acknowledged.
+    """
 
     at: float
     timeline: int
     left_at: int
+    lossy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """One look at the server, when the faults are over and before the replicas are told to end.
+
+    Attributes:
+        elections: the sessions that campaign: process, and process ID of the server process.
+        holders, waiters: the processes whose sessions hold the lock, or wait for it.
+        writers: the processes whose writers are connected, once for each connection.
+        strangers: the names of all other sessions of the replicas' role, and of all others at the lock.
+    """
+
+    at: float
+    elections: tuple[tuple[str, int], ...] = ()
+    holders: tuple[str, ...] = ()
+    waiters: tuple[str, ...] = ()
+    writers: tuple[str, ...] = ()
+    strangers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What was on the server when all replicas had ended, and it had had a moment to notice.
+
+    Attributes:
+        locks: entries of the lock in pg_locks.
+        sessions: the names of the sessions of the replicas' role.
+        token, released: of the row of the lock: the last token, and whether its term is marked as given up.
+    """
+
+    locks: int = 0
+    sessions: tuple[str, ...] = ()
+    token: int = 0
+    released: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +189,11 @@ class History:
     Attributes:
         begin, end: when the faults began, and when the replicas were told to shut down.
         stalls: times in which the machine was too busy for failover times to mean anything (see ``stalls``).
+        thwarted: how many faults did not happen as they should have.
         nobody_led: the nemesis gave up, for the server said that nobody led.
-        locks, sessions: what was left on the server in the end.
+        live, peace: the processes that lived when the faults were over, and what the server then said of them, over and
+            over until all was well, or it had taken too long.
+        left: what remained in the end.
     """
 
     begin: float
@@ -160,8 +208,9 @@ class History:
     stalls: tuple[tuple[float, float], ...] = ()
     thwarted: int = 0
     nobody_led: bool = False
-    locks: int = 0
-    sessions: int = 0
+    live: tuple[str, ...] = ()
+    peace: tuple[Glance, ...] = ()
+    left: Remains = field(default_factory=Remains)
     about: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -184,117 +233,3 @@ def position(lsn: str) -> int:
     """Give an LSN as a number."""
     high, low = lsn.split("/")
     return (int(high, 16) << 32) + int(low, 16)
-
-
-def load(directory: Path) -> History:
-    """Read all books of a run.
-
-    Raises:
-        OSError, ValueError, KeyError: a book is missing or cannot be read: the run was not brought to its end.
-    """
-    nemesis = read(directory / "nemesis.jsonl")
-    books = {path.name.removesuffix(".jsonl"): read(path) for path in sorted(directory.glob("r*.*.jsonl"))}
-    fates: dict[str, int | None] = {line["process"]: line["status"] for line in nemesis if line["event"] == "exited"}
-    fates |= {line["process"]: None for line in nemesis if line["event"] == "killed"}
-    said = {line["process"]: line["said"] for line in nemesis if line["event"] in {"exited", "killed"}}
-    lines = [line for book in books.values() for line in book]
-    left = _only(nemesis, "left")
-    return History(
-        begin=_only(nemesis, "begin")["at"],
-        end=_only(nemesis, "end")["at"],
-        processes=tuple(_process(name, book, fates[name], said[name]) for name, book in books.items()),
-        acknowledged=_acknowledged(lines),
-        refused=tuple(
-            Refused(line["id"], line["at"], line["token"], line["isolation"], line["stubborn"])
-            for line in lines
-            if line["event"] == "refused"
-        ),
-        failed=tuple(Failed(line["id"], line["at"], line["unknown"]) for line in lines if line["event"] == "failed"),
-        rows=tuple(
-            Row(line["id"], line["token"], line["n"], line["timeline"], line["committed_us"])
-            for line in read(directory / "ledger.jsonl")
-        ),
-        faults=tuple(sorted((_fault(line) for line in nemesis if line["event"] == "fault"), key=lambda f: f.begun)),
-        switches=tuple(
-            Switch(line["at"], line["timeline"], line["left_at"]) for line in nemesis if line["event"] == "switch"
-        ),
-        stalls=tuple((line["at"], line["until"]) for line in nemesis if line["event"] == "stall"),
-        nobody_led=any(line["event"] == "nobody_led" for line in nemesis),
-        thwarted=sum(line["event"] == "thwarted" for line in nemesis),
-        locks=left["locks"],
-        sessions=left["sessions"],
-        about=_only(nemesis, "about"),
-    )
-
-
-def _only(lines: list[dict[str, Any]], event: str) -> dict[str, Any]:
-    for line in lines:
-        if line["event"] == event:
-            return line
-    raise ValueError(f"the book has no line '{event}'")
-
-
-def _process(name: str, book: list[dict[str, Any]], status: int | None, said: str) -> Process:
-    start = _only(book, "start")
-    return Process(
-        name=name,
-        lease_s=start["lease_s"],
-        bounds=start["bounds"],
-        looks=tuple(Look(line["at"], line["after"], line["token"]) for line in book if line["event"] == "look"),
-        heard=tuple(
-            Heard(line["event"], line["at"], line["token"], line.get("minted_us", 0))
-            for line in book
-            if line["event"] in {"acquired", "lost", "released"}
-        ),
-        status=status,
-        complaints=(*filter(None, [said.strip()]), *(line["text"] for line in book if _is_complaint(line))),
-    )
-
-
-def _is_complaint(line: dict[str, Any]) -> bool:
-    """Tell a log line of a bug: of asyncio (a task destroyed, an exception never retrieved), or a critical one."""
-    return line["event"] == "log" and bool(line["logger"] == "asyncio" or line["level"] == "CRITICAL")
-
-
-def _acknowledged(lines: list[dict[str, Any]]) -> tuple[Acknowledged, ...]:
-    positions = [line for line in lines if line["event"] == "position"]
-    own = {line["id"]: position(line["lsn"]) for line in positions}
-
-    def high(line: dict[str, Any]) -> int | None:
-        """Its own question, or anybody's on that timeline that was asked after the acknowledgement."""
-        if line["id"] in own:
-            return own[line["id"]]
-        later = [
-            position(each["lsn"])
-            for each in positions
-            if each["timeline"] == line["timeline"] and each["asked_at"] >= line["at"]
-        ]
-        return min(later, default=None)
-
-    return tuple(
-        Acknowledged(
-            id=line["id"],
-            at=line["at"],
-            token=line["token"],
-            n=line["n"],
-            timeline=line["timeline"],
-            low=position(line["low"]),
-            high=high(line),
-            isolation=line["isolation"],
-        )
-        for line in lines
-        if line["event"] == "acked"
-    )
-
-
-def _fault(line: dict[str, Any]) -> Fault:
-    return Fault(
-        kind=line["kind"],
-        begun=line["at"],
-        until=line["until"],
-        leader=line["leader"],
-        token=line["token"],
-        targets=tuple(line["targets"]),
-        ended=tuple((process, since, until) for process, since, until in line["ended"]),
-        deaf=tuple((process, since, until) for process, since, until in line["deaf"]),
-    )

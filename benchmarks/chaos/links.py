@@ -50,12 +50,16 @@ class LossyProxy(BreakableProxy):
 
         return self._control(act)
 
-    @override
-    def close(self) -> None:
-        super().close()
+    def end_silence(self) -> None:
+        """Close the ends that were left open and dumb."""
         for each in self._silent:
             each.close()
         self._silent.clear()
+
+    @override
+    def close(self) -> None:
+        super().close()
+        self.end_silence()
 
 
 class Links:
@@ -93,6 +97,12 @@ class Links:
         for proxy in self._of(("election", "writer")):
             proxy.delay(0.0)
             proxy.thaw()
+
+    def mend(self) -> None:
+        """Let nothing be broken any more: both ends of what was cut hear of it."""
+        self.thaw()
+        for proxy in self._of(("election", "writer")):
+            proxy.end_silence()
 
     def cut(self, which: tuple[Which, ...]) -> None:
         """Reset the connections at both ends."""

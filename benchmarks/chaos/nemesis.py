@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from benchmarks.chaos import plan
-from benchmarks.chaos.faults import ASIDE, MAIN
+from benchmarks.chaos.faults import ASIDE, KINDS, MAIN
+from benchmarks.chaos.stage import ThwartedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.chaos.stage import Leader, Stage
 
 _ASIDE_EVERY = 5  # faults
+_TRIES = 3
 
 
 def schedule(seed: int) -> tuple[Iterator[str], Iterator[str]]:
@@ -41,7 +43,10 @@ class Nemesis:
         self._beside: threading.Thread | None = None
 
     def run(self, for_s: float) -> None:
-        """Do one fault after the other; what is begun is brought to its end, and so is a full run's first round."""
+        """Do one fault after the other; what is begun is brought to its end, and so is a full run's first round.
+
+        Of a full run, a kind that was thwarted whenever it had its turn is tried again in the end.
+        """
         end = time.monotonic() + for_s
         number = 0
         try:
@@ -52,15 +57,26 @@ class Nemesis:
                     self._begin_aside(leader)
                 self._deed(next(self._main), leader)
                 number += 1
+            self._join()
+            if for_s >= plan.FULL_S:
+                for kind in KINDS:
+                    self._make_up_for(kind)
         finally:
             self._join()
+
+    def _make_up_for(self, kind: str) -> None:
+        for _ in range(_TRIES):
+            if self._stage.happened[kind]:
+                return
+            self._stage.a_moment(0.2, 1.0)
+            self._deed(kind, self._stage.leader())
 
     def _deed(self, kind: str, leader: Leader) -> None:
         self._progress(f"  {kind}")
         deed = MAIN.get(kind) or ASIDE[kind]
         try:
             deed(self._stage, leader)
-        except psycopg.Error as error:  # another fault was in its way; the book says how often
+        except (psycopg.Error, ThwartedError) as error:  # another fault was in its way; the book says how often
             self._stage.book.write("thwarted", kind=kind, error=" ".join(str(error).split())[:200])
 
     def _begin_aside(self, leader: Leader) -> None:

@@ -42,8 +42,8 @@ SERVER_SETTINGS = {
     "track_commit_timestamp": "on",  # the checker's order of commits
     "wal_keep_size": "256MB",  # a standby that was cut off for a while catches up
     "wal_retrieve_retry_interval": "100ms",
-    "wal_sender_timeout": "3s",
-    "wal_receiver_timeout": "3s",
+    "wal_sender_timeout": "10s",  # a busy machine is to break no stream: an orderly stop waits for the standby
+    "wal_receiver_timeout": "10s",
     "password_encryption": "scram-sha-256",
 }
 

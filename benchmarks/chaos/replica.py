@@ -1,7 +1,8 @@
 """One replica: a process that campaigns with the public API, writes while it leads, and keeps a book.
 
-It reads commands from standard input: ``step_down``. At the end of the input, or on SIGTERM, it shuts down: exit
-status 0 when that was clean, 3 when the lock could not be shut down in time.
+It reads commands from standard input: ``step_down``, and ``rest``, which is to write, but to hold no transaction open.
+At the end of the input, or on SIGTERM, it shuts down: exit status 0 when that was clean, 3 when the lock could not be
+shut down in time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg.conninfo import make_conninfo
 from typing_extensions import override
 
-from benchmarks.chaos import plan
+from benchmarks.chaos import broken, plan
 from benchmarks.chaos.book import Book
 from benchmarks.chaos.looking import Looking
 from benchmarks.chaos.writer import Writer
@@ -103,6 +104,11 @@ def keep_book(lock: LeaderLock, book: Book, ended: Callable[[int], None]) -> Non
         elif (before, after) == (LockState.RECONNECTING, LockState.LEADER):
             report("leads", 0.0, token=last_token)
 
+    @lock.on_acquire_failed
+    def not_acquired(error: Exception | None) -> None:
+        if error is not None:
+            book.write("not_acquired", type=type(error).__name__, text=str(error)[:300])
+
     lock.on_error(lambda error: book.write("error", type=type(error).__name__, text=str(error)[:300]))
 
 
@@ -110,7 +116,9 @@ async def replica(given: dict[str, Any]) -> int:
     process, character = given["process"], plan.Character(**given["character"])
     password_file = Path(given["password_file"])
     book = Book(Path(given["book"]))
-    lock = lock_of(character, process, dsn_of(given["election_ports"], password_file))
+    broken.in_this_process(given["broken"])
+    election_dsn = broken.dsn(given["broken"], dsn_of(given["election_ports"], password_file))
+    lock = lock_of(character, process, election_dsn)
     looking = Looking(lock, book)
     rng = Random(f"{given['seed']} {process}")
     writer = Writer(process, lock, looking, dsn=dsn_of(given["writer_ports"], password_file), book=book, rng=rng)
@@ -137,7 +145,7 @@ async def replica(given: dict[str, Any]) -> int:
         await lock.start()
         report("started", 0.0)
         writing = loop.create_task(writer.run(stop))
-        listening = loop.create_task(_obey(commands, lock, book, stop))
+        listening = loop.create_task(_obey(commands, lock, writer, book, stop))
         await stop.wait()
         status = await _end(lock, book)
         await writing
@@ -146,8 +154,12 @@ async def replica(given: dict[str, Any]) -> int:
     return status
 
 
-async def _obey(commands: asyncio.StreamReader, lock: LeaderLock, book: Book, stop: asyncio.Event) -> None:
+async def _obey(
+    commands: asyncio.StreamReader, lock: LeaderLock, writer: Writer, book: Book, stop: asyncio.Event
+) -> None:
     while line := await commands.readline():
+        if line.strip() == b"rest":
+            writer.rest()
         if line.strip() == b"step_down":
             done = await lock.step_down()
             book.write("stepped_down", done=done)

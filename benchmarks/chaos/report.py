@@ -14,6 +14,7 @@ from benchmarks.chaos.checks_leading import takeovers
 from benchmarks.chaos.faults import KINDS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from benchmarks.chaos.history import Fault, History
@@ -32,6 +33,7 @@ def results(history: History) -> dict[str, Any]:
         "about": history.about,
         "happened": checker.happened(history),
         "faults": [_kind(kind, history, allowances, times) for kind in KINDS],
+        "all_faults": _summary("all", history.faults, allowances, [each for took in times.values() for each in took]),
         "longest_without_leader": _longest(history, allowances),
         "acknowledged": {each: sum(w.isolation == each for w in history.acknowledged) for each in plan.ISOLATIONS},
         "refused": {each: sum(w.isolation == each for w in history.refused) for each in plan.ISOLATIONS},
@@ -47,10 +49,14 @@ def results(history: History) -> dict[str, Any]:
 
 def _kind(kind: str, history: History, allowances: Allowances, times: dict[str, list[float]]) -> dict[str, Any]:
     faults = [fault for fault in history.faults if fault.kind == kind]
-    took = sorted(times.get(kind, []))
+    return _summary(kind, faults, allowances, times.get(kind, []))
+
+
+def _summary(kind: str, faults: Sequence[Fault], allowances: Allowances, times: list[float]) -> dict[str, Any]:
+    took = sorted(times)
     return {
         "kind": kind,
-        "n": len(faults),
+        "n": sum(not fault.thwarted for fault in faults),
         "takeovers": len(took),
         "median_ms": statistics.median(took) if took else None,
         "p99_ms": took[math.ceil(0.99 * len(took)) - 1] if took else None,
@@ -89,7 +95,7 @@ def _overlaps(history: History) -> dict[str, Any]:
 def table(found: dict[str, Any]) -> str:
     """Render it."""
     lines = [_HEAD, "-" * len(_HEAD)]
-    for each in found["faults"]:
+    for each in (*found["faults"], found["all_faults"]):
         numbers = (
             each["median_ms"],
             each["p99_ms"],
@@ -97,10 +103,14 @@ def table(found: dict[str, Any]) -> str:
             None if each["kind"] in BESIDE else each["bound_ms"],
         )
         columns = "".join(f"{'-' if number is None else round(number):>9}" for number in numbers)
+        if each is found["all_faults"]:  # at the number of faults of one kind, its p99 is hardly more than its worst
+            lines.append("-" * len(_HEAD))
         lines.append(f"{each['kind']:<18}{each['n']:>5}{each['takeovers']:>11}{columns}")
     counts, overlap, longest = found["happened"], found["overlaps"], found["longest_without_leader"]
     lines.append("")
-    lines.append(_line("faults", counts["faults"], f"{found['thwarted']} of them met another one on their way"))
+    lines.append(
+        _line("faults", counts["faults"], f"{found['thwarted']} more were thwarted by another one, and do not count")
+    )
     lines.append(_line("terms", counts["terms"]))
     if longest is not None:
         lines.append(

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from contextlib import ExitStack, contextmanager
 from random import Random
 from typing import TYPE_CHECKING
 
 from benchmarks.chaos.book import Book
+from benchmarks.chaos.broken import on_the_server
 from benchmarks.chaos.children import Troop
 from benchmarks.chaos.cluster import Cluster
 from benchmarks.chaos.nemesis import Nemesis
-from benchmarks.chaos.stage import KEY, NobodyLedError, Stage
+from benchmarks.chaos.peace import look_at_peace, look_at_remains
+from benchmarks.chaos.stage import NobodyLedError, Stage
 from benchmarks.chaos.stalls import Stalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-_GONE_WITHIN_S = 5.0
-_SETTLES_S = 2.0
-_LOCKS = """
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2
-AND classid = %s::int8::oid AND objid = %s::int8::oid
-"""
-_SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgelect:%'"
 _LEDGER = """
 SELECT id, token, n, timeline, isolation,
     (extract(epoch FROM pg_xact_commit_timestamp(xmin)) * 1000000)::int8 AS committed_us
@@ -34,8 +28,10 @@ FROM public.ledger ORDER BY entry
 """
 
 
-def perform(directory: Path, seed: int, for_s: float, progress: Callable[[str], None]) -> None:
+def perform(directory: Path, seed: int, for_s: float, progress: Callable[[str], None], broken: str = "") -> None:
     """Run for that long, and leave the books in ``directory``; whatever happens, nothing else is left.
+
+    ``broken`` is the name of a deliberate fault of the library, of ``broken.BROKEN``.
 
     Raises:
         DidNotHappenError, RuntimeError, TimeoutError, psycopg.Error, OSError: it could not be run.
@@ -45,11 +41,14 @@ def perform(directory: Path, seed: int, for_s: float, progress: Callable[[str], 
         all_of_it.callback(book.close)
         progress("servers")
         cluster = all_of_it.enter_context(Cluster(directory / "password"))
-        troop = all_of_it.enter_context(Troop(cluster.ports, directory, seed))
+        troop = all_of_it.enter_context(Troop(cluster.ports, directory, seed, broken))
         cluster.moved = troop.lead_to
         stage = Stage(cluster, troop, book, Random(seed))
         all_of_it.callback(stage.forget_connection)
-        book.write("about", seed=seed, for_s=for_s, postgresql=cluster.version)
+        about: dict[str, object] = {"seed": seed, "for_s": for_s, "postgresql": cluster.version}
+        if broken:
+            about["broken"] = broken
+        book.write("about", None, **about)
         progress("replicas")
         troop.start()
         all_of_it.enter_context(Stalls(cluster, book))
@@ -57,15 +56,17 @@ def perform(directory: Path, seed: int, for_s: float, progress: Callable[[str], 
         progress(f"faults, for {for_s:g} s")
         try:
             stage.leader()
+            on_the_server(broken, stage)
             Nemesis(stage, seed, progress).run(for_s)
             stage.leader()
-            stage.a_moment(_SETTLES_S, _SETTLES_S)
+            progress("peace: everybody is to come back")
+            look_at_peace(stage)
         except NobodyLedError:  # that is for the checker to judge
             book.write("nobody_led")
         book.write("end")
         progress("shutting down, and looking at what is left")
         troop.end(book)
-        book.write("left", **_left(stage))
+        look_at_remains(stage)
         _keep_ledger(stage, directory / "ledger.jsonl")
 
 
@@ -77,18 +78,6 @@ def uninterrupted_end() -> Iterator[None]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-
-
-def _left(stage: Stage) -> dict[str, int]:
-    """Count what remains on the server of replicas that have all ended, once it has had a moment to notice."""
-    deadline = time.monotonic() + _GONE_WITHIN_S
-    while True:
-        with stage.cluster.connect() as conn:
-            (locks,) = conn.execute(_LOCKS.encode(), (KEY.classid, KEY.objid)).fetchone() or (-1,)
-            (sessions,) = conn.execute(_SESSIONS.encode()).fetchone() or (-1,)
-        if (locks, sessions) == (0, 0) or time.monotonic() > deadline:
-            return {"locks": locks, "sessions": sessions}
-        time.sleep(0.05)
 
 
 def _keep_ledger(stage: Stage, path: Path) -> None:

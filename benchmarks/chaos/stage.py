@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,10 @@ AND a.application_name = 'pgelect:' || t.name || ':' || t.holder
 _SESSIONS = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s AND backend_type = 'client backend'"
 
 
+class ThwartedError(Exception):
+    """A fault did not happen as it should have: it does not count."""
+
+
 class NobodyLedError(DidNotHappenError):
     """Nobody led for so long that there is no point in further faults."""
 
@@ -55,6 +60,8 @@ class Fault:
     Attributes:
         ended: sessions that the fault ended early on the server: process or EVERYBODY, and between which times.
         deaf: processes that could not hear of it: process, from when, until when.
+        thwarted: why it did not happen as it should have.
+        held_up_by: names of the sessions for which it waited in vain; see ``history.Fault``.
         notes: anything else for the reader of the book.
     """
 
@@ -62,6 +69,8 @@ class Fault:
     begun: float
     ended: list[tuple[str, float, float]] = field(default_factory=list)
     deaf: list[tuple[str, float, float]] = field(default_factory=list)
+    thwarted: str = ""
+    held_up_by: list[str] | None = None
     notes: dict[str, Any] = field(default_factory=dict)
 
     @contextmanager
@@ -91,17 +100,22 @@ class Stage:
         self.troop = troop
         self.book = book
         self.rng = rng
+        self.happened: Counter[str] = Counter()  # faults, by kind
         self._conn: psycopg.Connection[Any] | None = None
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def fault(self, kind: str, leader: Leader, *targets: str) -> Iterator[Fault]:
-        """Write a fault down: it is in force within this block."""
+        """Write a fault down: it is in force within this block. An error of psycopg, or ThwartedError, thwarts it."""
         begun = now()
         fault = Fault(kind, begun)
         try:
             yield fault
+            self.happened[kind] += 1
+        except (psycopg.Error, ThwartedError) as error:
+            fault.thwarted = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise
         finally:
             self.book.write(
                 "fault",
@@ -113,6 +127,8 @@ class Stage:
                 targets=list(targets),
                 ended=fault.ended,
                 deaf=fault.deaf,
+                thwarted=fault.thwarted,
+                held_up_by=fault.held_up_by,
                 notes=fault.notes,
             )
 

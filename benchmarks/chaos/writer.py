@@ -69,6 +69,11 @@ class Writer:
         self._made = 0
         self._past: tuple[int, float] | None = None  # token of the last term, and when it ended
         self._refusals = 0
+        self._rests = False
+
+    def rest(self) -> None:
+        """From now on, hold no transaction open: a release then has not to wait for one."""
+        self._rests = True
 
     def term_ended(self, token: int) -> None:
         """Remember a token that is over."""
@@ -103,7 +108,7 @@ class Writer:
     def _attempt(self, token: int, how: str, *, stubborn: bool) -> Attempt:
         self._made += 1
         hold_s = (0.0, 0.0)
-        if self._rng.random() < 0.2:
+        if self._rng.random() < 0.2 and not self._rests:
             hold_s = (self._rng.uniform(0.0, 0.3), self._rng.uniform(0.05, 1.2))
         return Attempt(
             ident=f"{self._process}:{self._made}",

@@ -7,23 +7,33 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 
 import psutil
 import psycopg
 import pytest
 
+from benchmarks.chaos import faults_servers, plan
 from benchmarks.chaos.__main__ import main
 from benchmarks.chaos.links import LossyProxy
 from benchmarks.chaos.nemesis import schedule
+from benchmarks.chaos.stage import Fault, ThwartedError
 from pgelect.testing import Postgres
 from tests.support.server import lock_holders, query
 from tests.support.waiting import eventually, eventually_sync, scaled
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "benchmarks.chaos", "--seed", "1"]
-STOPS_FIRST = next(seed for seed in range(10_000) if next(schedule(seed)[0]) == "stop")
+
+
+def seed_with(*kinds: str, first: int = 1) -> int:
+    """Give the seed of a schedule that begins with so many faults of these kinds."""
+    return next(seed for seed in range(100_000) if set(islice(schedule(seed)[0], first)) <= set(kinds))
+
+
+STOPS_FIRST = seed_with("stop")
 Key = tuple[int, int]
 
 
@@ -112,6 +122,33 @@ def test_a_short_run_finds_no_violation_and_a_history_that_was_tampered_with_is_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("broken", "seed", "seconds", "rule"),
+    [
+        ("trust", STOPS_FIRST, "1", "one leader at a time"),
+        # The old leader's writer lives, and is likely to be in the midst of a transaction: four times.
+        ("fence", seed_with("step-down", "terminate", "cut-server", "deaf", first=4), "4", "no stale write commits"),
+    ],
+)
+def test_a_library_that_is_broken_on_purpose_is_found(
+    tmp_path: Path, broken: str, seed: int, seconds: str, rule: str
+) -> None:
+    """Or a run without violations would prove nothing."""
+    done = subprocess.run(
+        [*COMMAND, "--seed", str(seed), "--seconds", seconds, "--break", broken, "--keep", str(tmp_path / "kept")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=scaled(100),
+        check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"broken: {broken}" in done.stdout
+    assert f"VIOLATION: {rule}" in done.stdout
+
+
+@pytest.mark.slow
 def test_sigterm_leaves_no_process_and_no_directory_even_where_one_is_stopped(tmp_path: Path) -> None:
     with running("--seed", str(STOPS_FIRST), temporary=tmp_path) as (run, seen):
 
@@ -142,6 +179,52 @@ def test_what_cannot_be_run_or_read_is_neither_clean_nor_a_violation(
     assert "cannot be read" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["--seconds", "0"])
+
+
+@pytest.mark.parametrize(
+    ("refusal", "free", "expected"),
+    [
+        ("sorry, too many clients already", 3, nullcontext()),
+        ("remaining connection slots are reserved for ...", 3, nullcontext()),
+        ("the database system is shutting down", 3, pytest.raises(psycopg.OperationalError, match="shutting down")),
+        ("none", plan.MAX_CONNECTIONS, pytest.raises(ThwartedError, match="none was refused")),
+    ],
+)
+def test_a_server_that_never_refuses_a_connection_was_not_exhausted(
+    monkeypatch: pytest.MonkeyPatch, refusal: str, free: int, expected: AbstractContextManager[object]
+) -> None:
+    left = list(range(free))
+
+    def connect(_: str) -> AbstractContextManager[object]:
+        if not left:
+            raise psycopg.OperationalError(f"connection failed: FATAL:  {refusal}")
+        return nullcontext(left.pop())
+
+    monkeypatch.setattr(psycopg, "connect", connect)
+    with expected:
+        assert faults_servers._crowd_in(ExitStack(), "") == free
+
+
+@pytest.mark.parametrize(("name", "thwarted"), [("pgelect:chaos:r1.1", False), ("chaos-writer:r1.1", True)])
+def test_an_index_build_that_is_held_up_says_by_whom(
+    database: str, monkeypatch: pytest.MonkeyPatch, name: str, thwarted: bool
+) -> None:
+    """As by a follower that waits for the lock in one transaction without an end; a writer may hang by a fault."""
+    monkeypatch.setattr(faults_servers, "_MAINTENANCE_WITHIN_S", 0.3)
+    monkeypatch.setattr(faults_servers, "_LONG_S", 0.1)
+    query(database, "CREATE TABLE public.ledger (token bigint)")
+    build = "CREATE INDEX CONCURRENTLY ledger_token ON public.ledger (token)"
+    fault = Fault("index", 0.0)
+    with psycopg.connect(database, autocommit=True) as conn:
+        with psycopg.connect(database, application_name=name) as other:
+            other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ  # with a snapshot that lasts
+            other.execute("SELECT count(*) FROM public.ledger")
+            with pytest.raises(ThwartedError, match=name) if thwarted else nullcontext():
+                faults_servers._maintain(fault, conn, build)
+        assert fault.held_up_by == (None if thwarted else [name])
+        done = Fault("index", 0.0)
+        faults_servers._maintain(done, conn, "DROP INDEX CONCURRENTLY public.ledger_token", build)
+        assert done.held_up_by is None
 
 
 @pytest.mark.parametrize("end", ["client", "server"])

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.chaos import checker
-from benchmarks.chaos.history import Acknowledged, Fault, Heard, History, Look, Process, Refused, Row
+from benchmarks.chaos.checks_end import GLANCES
+from benchmarks.chaos.history import Acknowledged, Fault, Glance, Heard, History, Look, Process, Refused, Remains, Row
 
 BOUNDS = {
     "failover_clean": 3.0,
@@ -14,7 +15,7 @@ BOUNDS = {
     "overlap_session": 1.9,
 }
 SECOND_TIMELINE = 1 << 40
-A, B, C = "a.1", "b.1", "c.1"
+A, B, C, D, E = "a.1", "b.1", "c.1", "d.1", "e.1"
 
 
 def life(name: str, *terms: tuple[int, float, float], status: int | None = 0, end: str = "released") -> Process:
@@ -60,6 +61,18 @@ def write(number: int, token: int, *, by: str = A, at: float = 5.0, timeline: in
     )
 
 
+def glance(number: int, **other: object) -> Glance:
+    """The nth look in peace: `b` leads, the others wait, and each of the first two has a writer."""
+    whole = Glance(
+        at=18.0 + number / 10,
+        elections=tuple((name, 100 + n) for n, name in enumerate((A, B, C, D, E))),
+        holders=(B,),
+        waiters=(A, C, D, E),
+        writers=(A, B),
+    )
+    return replace(whole, **other)  # type: ignore[arg-type]  # the tests pass what fits
+
+
 def right() -> History:
     """`a` leads from 1 to 10 and is terminated, `b` leads from 10.01 to 20; each writes."""
     written = [write(1, 1, at=5.0), write(2, 1, at=6.0), write(3, 2, by=B, at=11.0)]
@@ -71,6 +84,9 @@ def right() -> History:
         rows=tuple(row for _, row in written),
         faults=(fault("terminate", 9.99, ended=True),),
         refused=(Refused("a.1:9", 12.0, 1, stubborn=True),),
+        live=(A, B, C, D, E),
+        peace=tuple(glance(number) for number in range(GLANCES)),
+        left=Remains(token=2, released=True),
         about={"seed": 1},
     )
 
@@ -80,7 +96,9 @@ def broken_rules(history: History) -> set[str]:
 
 
 def led(*processes: Process, faults: Sequence[Fault] = (), **more: object) -> History:
-    whole = replace(right(), processes=processes, faults=tuple(faults), acknowledged=(), rows=(), refused=())
+    tokens = [heard.token for process in processes for heard in process.heard]
+    left = Remains(token=max(tokens, default=0), released=True)
+    whole = replace(right(), processes=processes, faults=tuple(faults), acknowledged=(), rows=(), refused=(), left=left)
     return replace(whole, **more)  # type: ignore[arg-type]  # the tests pass what fits
 
 
