@@ -95,18 +95,23 @@ class LockError(PgElectError):
         )
 
 
+_NAMED = 5  # blockers in the text of one error
+
+
 class FenceBusyError(PgElectError):
     """Transactions fenced by an earlier term are still open and hold up the minting of the next token.
 
     Attributes:
         key: the key of the lock.
-        blockers: server process ids of the transactions in the way, as far as they could be seen.
+        blockers: server process ids of all transactions that were seen in the way; the text names the first few.
     """
 
     def __init__(self, key: LockKey, blockers: tuple[int, ...]) -> None:
         self.key = key
         self.blockers = blockers
-        pids = ", ".join(map(str, blockers)) or "not visible to this role"
+        pids = ", ".join(map(str, blockers[:_NAMED])) or "not visible to this role"
+        if len(blockers) > _NAMED:
+            pids += f" and {len(blockers) - _NAMED} more"
         super().__init__(
             f"fence_busy: no token could be minted for {key}: a transaction holds the token row (pid {pids}). "
             "It will be tried again; to end it now, run pg_terminate_backend on that pid."

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from pgelect.testing import Postgres, find_installed, installed_postgres, throwaway_postgres
+from pgelect.testing import Postgres, installed_postgres, throwaway_postgres
 from tests.support.databases import fresh_database
-from tests.support.environment import missing
+from tests.support.environment import installed_programs, missing, named_installed
 from tests.support.pgbouncer import PgBouncer, PoolMode, find_pgbouncer
 from tests.support.processes import Worker
 from tests.support.proxy import BreakableProxy
@@ -25,6 +25,11 @@ TESTS = Path(__file__).parent
 KINDS = ("unit", "contract", "simulation", "integration")
 SERVERS = ("pg16", "pg18", "pg_debian")
 NEEDS = {"pg_debian": "debian", "pgbouncer": "pgbouncer"}
+
+
+def pytest_report_header() -> str:
+    """Name the server whose version depends on the machine."""
+    return f"pg_debian: {named_installed()}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -57,11 +62,8 @@ def pg16() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="session")
 def pg_debian() -> Iterator[Postgres]:
-    """The newest server that the system installed."""
-    found = find_installed()
-    if not found:
-        missing("an installed PostgreSQL server (Debian's postgresql)")
-    with installed_postgres(found[max(found)]) as server:
+    """The server that the system installed: PostgreSQL 15, or at a desk without it the newest there is."""
+    with installed_postgres(installed_programs()) as server:
         yield server
 
 

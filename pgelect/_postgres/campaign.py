@@ -59,6 +59,9 @@ async def _end_ghost(session: Opened, ghost: Backend, deadline: Deadline) -> boo
     return bool(rows and rows[0][0])
 
 
+_HELD_STILL = "the lock is not free yet: our own lost session holds it, or something holds it in shared mode"
+
+
 async def resume(session: Opened, grant: Grant, deadline: Deadline) -> ResumeAnswer:
     """Take the lock again if the term of ``grant`` can go on. Not held unless the answer is ``resumed``."""
     over = await _why_over(session, grant, deadline)
@@ -72,7 +75,7 @@ async def resume(session: Opened, grant: Grant, deadline: Deadline) -> ResumeAns
         answer = await wait_lock(session, deadline)
     if not answer.granted:
         other = await _other_holder(session, grant.backend, deadline)
-        return ResumeAnswer(resumed=False, final=bool(other), why=other or "our own lost session still holds the lock")
+        return ResumeAnswer(resumed=False, final=bool(other), why=other or _HELD_STILL)
     # The row is looked at again now that nobody else can write it.
     over = await _why_over(session, grant, deadline)
     if over:
@@ -85,8 +88,9 @@ async def resume(session: Opened, grant: Grant, deadline: Deadline) -> ResumeAns
 
 async def _why_over(session: Opened, grant: Grant, deadline: Deadline) -> str:
     """Why the term cannot go on; empty while it can."""
-    query = sql.timeline() + sql.THEN + sql.record(session.options.key)
-    times, rows = await session.ask(query, deadline, "looking at the term")
+    key = session.options.key
+    query = sql.timeline() + sql.THEN + sql.record(key) + sql.THEN + sql.closed(key)
+    times, rows, closed = await session.ask(query, deadline, "looking at the term")
     if times[0][0] != grant.timeline:
         return f"the server was promoted (timeline {grant.timeline} -> {times[0][0]})"
     row = session.record(rows)
@@ -94,7 +98,10 @@ async def _why_over(session: Opened, grant: Grant, deadline: Deadline) -> str:
         return "the token row is gone"
     if row.token != grant.token:
         return f"another term has begun (token {row.token})"
-    return "the term was released" if row.released_at is not None else ""
+    if row.released_at is not None:
+        return "the term was released"
+    # Its token lets nobody in any more: a term that went on could write nothing.
+    return "another session has begun to end this term" if (grant.token,) in closed else ""
 
 
 async def _other_holder(session: Opened, ghost: Backend, deadline: Deadline) -> str:

@@ -110,10 +110,9 @@ async def _backend(link: Link, deadline: Deadline) -> _Backend:
 
 
 async def _have_schema(link: Link, role: str, found: list[Any], deadline: Deadline) -> None:
-    """``found``: rights on schema, table and sequence (None: missing), whether the functions exist, a strange owner."""
-    *rights, functions, stranger = found
-    if stranger is not None:
-        raise install.foreign_schema(str(stranger))
+    """``found``: rights on schema, tables, sequence (None: missing), whether functions exist, strangers' traces."""
+    *rights, functions, stranger, intruder = found
+    install.check_untouched(stranger, intruder)
     if None in rights or not functions:
 
         async def make(conn: AsyncConnection[Any]) -> None:

@@ -19,7 +19,7 @@ _NO_RIGHT = "42501"
 _ATTEMPTS = 3
 
 # What the schema consists of. All of it is looked up by name, so that a database of many tables costs nothing.
-RELATIONS = ("schema_version", "token", "token_seq")
+RELATIONS = ("schema_version", "token", "token_seq", "closed")
 FUNCTIONS = ("check_token", "guard")
 
 # Operators are qualified because this runs with the user's search_path, too.
@@ -48,39 +48,57 @@ Trusted are the role that asks, and roles with the rights of the owner of the da
 the asking role is a member of another one says nothing: it may be the other role that made it one.
 """
 
+INTRUDER = SQL(
+    "(SELECT pg_catalog.min(i.removal) FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_class AS c ON {relation} "
+    "CROSS JOIN LATERAL ("
+    "SELECT pg_catalog.format('DROP TRIGGER %I ON pgelect.%I', g.tgname, c.relname) FROM pg_catalog.pg_trigger AS g "
+    "WHERE g.tgrelid OPERATOR(pg_catalog.=) c.oid AND NOT g.tgisinternal "
+    "UNION ALL SELECT pg_catalog.format('DROP RULE %I ON pgelect.%I', r.rulename, c.relname) "
+    "FROM pg_catalog.pg_rewrite AS r WHERE r.ev_class OPERATOR(pg_catalog.=) c.oid "
+    "UNION ALL SELECT pg_catalog.format('ALTER TABLE pgelect.%I DISABLE ROW LEVEL SECURITY', c.relname) "
+    "WHERE c.relrowsecurity) AS i (removal) WHERE n.nspname OPERATOR(pg_catalog.=) 'pgelect')"
+).format(relation=_RELATION)
+"""What would come between an elector and the schema's tables, as SQL: the statement that removes it; NULL for nothing.
+
+Triggers, rules and policies run with the rights of whoever writes, and may change what is written. A trigger needs no
+more than the right TRIGGER, which GRANT ALL gives; the rest may be left from an earlier owner. None is the schema's.
+"""
+
 _LOOK = SQL(
     "SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_class AS c ON {relation} "
     "WHERE n.nspname OPERATOR(pg_catalog.=) 'pgelect') OPERATOR(pg_catalog.=) {relations} "
     "AND (SELECT pg_catalog.count(*) FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_proc AS p ON {function} "
     "WHERE n.nspname OPERATOR(pg_catalog.=) 'pgelect') OPERATOR(pg_catalog.=) {functions}, "
-    "current_user::pg_catalog.text, {stranger}"
+    "current_user::pg_catalog.text, {stranger}, {intruder}"
 ).format(
     relation=_RELATION,
     function=_FUNCTION,
     relations=Literal(len(RELATIONS)),
     functions=Literal(len(FUNCTIONS)),
     stranger=STRANGER,
+    intruder=INTRUDER,
 )
 _SERIALISE = SQL("SELECT pg_catalog.pg_advisory_xact_lock({}, {})").format(*map(Literal, _INSTALL_KEYS))
 
 
 def schema_sql() -> str:
-    """Give the DDL of the schema, safe to run again. It refuses a schema that belongs to a role not to be trusted."""
+    """Give the DDL of the schema, safe to run again. It refuses a schema that a stranger made or meddled with."""
     text = files("pgelect._postgres").joinpath("schema.sql").read_text(encoding="utf-8")
-    return text.replace("{stranger}", STRANGER.as_string(None))
+    return text.replace("{stranger}", STRANGER.as_string(None)).replace("{intruder}", INTRUDER.as_string(None))
 
 
 def grants_sql(role: str) -> str:
-    """Give the SQL that lets a role lead and to write fenced transactions."""
+    """Give the SQL that lets a role lead, and write fenced transactions: who leads mostly does.
+
+    To check a token opens nothing to a role that may write tokens.
+    """
     name = Identifier(role).as_string(None)
     return "\n".join(
         (
             f"GRANT USAGE ON SCHEMA pgelect TO {name};",
-            f"GRANT SELECT ON pgelect.schema_version TO {name};",
-            f"GRANT SELECT, INSERT, UPDATE ON pgelect.token TO {name};",
+            f"GRANT SELECT, INSERT, UPDATE ON pgelect.token, pgelect.closed TO {name};",
             f"GRANT USAGE ON SEQUENCE pgelect.token_seq TO {name};",
             f"GRANT EXECUTE ON FUNCTION pgelect.check_token(integer, integer, bigint) TO {name};",
-            f"GRANT EXECUTE ON FUNCTION pgelect.guard() TO {name};",
         )
     )
 
@@ -122,6 +140,36 @@ def foreign_schema(stranger: str) -> SchemaError:
         "--   DROP SCHEMA pgelect CASCADE;\n"
         "-- or, if all of it is as pgelect.schema_sql() makes it, give it and its parts to the owner of the database:\n"
         "--   ALTER SCHEMA pgelect OWNER TO ...;",
+    )
+
+
+def check_untouched(stranger: str | None, intruder: str | None) -> None:
+    """Raise SchemaError for what STRANGER and INTRUDER found."""
+    if stranger is not None:
+        raise foreign_schema(stranger)
+    if intruder is not None:
+        raise meddled_schema(intruder)
+
+
+def meddled_schema(removal: str) -> SchemaError:
+    """Make the error about something that comes between an elector and what it writes, removed by that statement."""
+    return SchemaError(
+        "something that does not belong there acts on what is written to the tables of pgelect: it could run code with "
+        f"the rights of every elector, and repeat tokens. It is removed by: {removal}",
+        "-- Find out who made it, and take the right TRIGGER on the tables of pgelect from everybody.\n"
+        "-- Tokens may have been given out twice: stop what works under them.\n"
+        f"{removal};",
+    )
+
+
+def rewritten_token() -> SchemaError:
+    """Make the error about a mint after which the row did not carry what was written."""
+    return SchemaError(
+        "no term was begun: something changed the new token while it was written, and it was not greater than the last",
+        "-- What acts on the table, and what it does; then drop it:\n"
+        "SELECT t.tgname, pg_catalog.pg_get_triggerdef(t.oid) FROM pg_catalog.pg_trigger AS t\n"
+        "WHERE t.tgrelid = 'pgelect.token'::pg_catalog.regclass AND NOT t.tgisinternal;\n"
+        "-- DROP TRIGGER ... ON pgelect.token;",
     )
 
 
@@ -170,11 +218,10 @@ async def _create(conn: AsyncConnection[Any], wait_ms: int | None) -> None:
 
 
 async def _look(cursor: AsyncCursor[tuple[Any, ...]]) -> tuple[bool, str]:
-    """Whether the schema is complete, and our role. Nothing is to be done in the schema of a stranger."""
+    """Whether the schema is complete, and our role. Nothing is to be done where a stranger has been at work."""
     await cursor.execute(_LOOK)
     row = await cursor.fetchone()
     assert row is not None  # noqa: S101 -- for the type checker: a SELECT without FROM gives one row
-    complete, role, stranger = row
-    if stranger is not None:
-        raise foreign_schema(str(stranger))
+    complete, role, stranger, intruder = row
+    check_untouched(stranger, intruder)
     return bool(complete), str(role)

@@ -1,9 +1,10 @@
 """Beginning a term: the token is written, greater than any before, and confirmed.
 
-The row may be locked by transactions that an earlier token fenced. They are waited for in bounded time, then ended
-where the role may; a term never begins without its token. Who they are is asked from a second session while the first
-one waits: only then does the server say so exactly. (The row's xmax does not: after a savepoint it is a number that
-pg_locks no longer shows, and it may be a multixact.)
+The row may be locked by transactions that an earlier token fenced. They are waited for in bounded time; then the token
+is closed, so that no more of them come (the row alone lets them in: a lock for share does not queue behind who waits to
+write), and those that are there are ended where the role may. A term never begins without its token. Who they are is
+asked from a second session while the first one waits: only then does the server say so exactly. (The row's xmax does
+not: after a savepoint it is a number that pg_locks no longer shows, and it may be a multixact.)
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ import psycopg
 from pgelect._engine.model import Grant
 from pgelect._postgres import sql
 from pgelect._postgres.connect import Connector
+from pgelect._postgres.install import rewritten_token
 from pgelect._postgres.opened import Opened, results
 from pgelect.errors import FenceBusyError, PgElectError, SessionLostError
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
+    from pgelect._engine.model import Backend
     from pgelect._postgres.link import Deadline
     from pgelect._postgres.opened import Rows
 
 _STILL_LOCKED = frozenset({"55P03", "57014"})
 _SOON_S = 0.1  # most rows are written by then
+_LAST_CHANCE_S = 0.1  # for those that came during the wait: once no more can come, short ones are over by then
 _LOOK_EVERY_S = 0.02
 
 
@@ -36,6 +40,7 @@ async def mint(session: Opened, deadline: Deadline) -> Grant:
     Raises:
         FenceBusyError: a fenced transaction holds the row and could not be ended.
         KeyCollisionError: the row carries another name.
+        SchemaError: what was written is not a greater token; it was rolled back.
         SessionLostError: the session does not hold the lock any more, or was lost.
     """
     if not session.options.fencing:
@@ -73,11 +78,14 @@ class _Attempt:
         self._wait_s = max(0.001, min(session.facts.slice_s, deadline.left_s() / 4))
         self._waited = asyncio.Event()  # fenced transactions have had the time to end by themselves
         self._helped = asyncio.Event()  # they have been told to end, or nobody can
+        self._told: set[int] = set()  # or this role may not tell them
         self.blockers: set[int] = set()
 
     async def write(self) -> tuple[Any, ...] | None:
         """Write the row; None when it stayed locked."""
         row = await _write(self._session, self._wait_s, self._deadline)
+        if row is None:
+            await self._close()
         self._waited.set()
         while row is None:
             row = await _write(self._session, self._wait_s, self._deadline)
@@ -97,6 +105,7 @@ class _Attempt:
             return
         try:
             await self._waited.wait()
+            await asyncio.sleep(min(_LAST_CHANCE_S, self._wait_s / 4))
             await self._end_them(Opened(link, self._session.options, self._session.facts))
         except PgElectError:  # the second session was lost or came too late; what was seen is still true
             self._helped.set()
@@ -107,11 +116,22 @@ class _Attempt:
         query = sql.fence_blockers(self._session.facts.backend)
         while True:
             rows = (await beside.ask(query, self._deadline, "looking for blockers"))[-1]
-            for pid in {pid for (pid,) in rows} - self.blockers:
+            for pid in {pid for (pid,) in rows} - self._told:
                 self.blockers.add(pid)
-                await _end(beside, pid, self._deadline)
+                if await _end(beside, self._session.facts.backend, pid, self._deadline):
+                    self._told.add(pid)
             self._helped.set()
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _close(self) -> None:
+        """Let no more fenced transactions in. Those that have a snapshot from before still may come, but no others."""
+        key = self._session.options.key
+        try:
+            await self._session.ask(sql.close(key, self._session.facts), self._deadline, f"closing the term of {key}")
+        except SessionLostError:
+            raise
+        except PgElectError:  # somebody has locked that row or its table: then it goes on as without it
+            return
 
 
 async def _begin_unfenced(session: Opened, deadline: Deadline) -> Grant:
@@ -138,6 +158,8 @@ async def _write(session: Opened, wait_s: float, deadline: Deadline) -> tuple[An
         except psycopg.Error as error:
             if error.sqlstate in _STILL_LOCKED:
                 return None
+            if sql.REPEATED in str(error):
+                raise rewritten_token() from None
             raise
 
     found = await session.link.run(work, deadline, f"minting a token for {options.key}")
@@ -145,7 +167,7 @@ async def _write(session: Opened, wait_s: float, deadline: Deadline) -> tuple[An
 
 
 def _grant(session: Opened, row: tuple[Any, ...]) -> Grant:
-    timeline, held, clean, prior_name, *written = row
+    _, timeline, held, clean, prior_name, *written = row
     if written[0] is None:
         session.refuse_collision(prior_name)
         if not held:
@@ -164,8 +186,13 @@ def _grant(session: Opened, row: tuple[Any, ...]) -> Grant:
     )
 
 
-async def _end(beside: Opened, pid: int, deadline: Deadline) -> None:
+async def _end(beside: Opened, waiting: Backend, pid: int, deadline: Deadline) -> bool:
+    """End a session that is in the way. False: it is not any more."""
+    query = sql.end_blocker(waiting, pid)
     try:
-        await beside.ask(sql.terminate(pid), deadline, "ending a fenced transaction of an earlier term")
+        rows = (await beside.ask(query, deadline, "ending a fenced transaction of an earlier term"))[-1]
+    except SessionLostError:
+        raise
     except PgElectError:  # no right to; it may end by itself
-        return
+        return True
+    return bool(rows and rows[0][0])

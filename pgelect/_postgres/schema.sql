@@ -1,11 +1,12 @@
 -- The schema of pgelect, version 1. Safe to run again. One statement: all of it or nothing, however it is run.
--- Lock sessions need USAGE on the schema, SELECT, INSERT, UPDATE on token, USAGE on token_seq.
+-- Lock sessions need USAGE on the schema, SELECT, INSERT, UPDATE on token and on closed, USAGE on token_seq.
 -- Writers of fenced transactions need USAGE on the schema and EXECUTE on check_token, nothing else.
 -- It runs under anybody's search_path: whatever could be found elsewhere is qualified, operators and types as well.
 
 DO $schema$
 DECLARE
     stranger pg_catalog.text;
+    intruder pg_catalog.text;
 BEGIN
 
 -- IF NOT EXISTS would ask for the right to create even where the schema exists.
@@ -19,6 +20,11 @@ IF stranger IS NOT NULL THEN
     RAISE EXCEPTION 'the schema pgelect, or a part of it, belongs to the role %, which is neither this role nor has the '
         'rights of the owner of this database', pg_catalog.quote_ident(stranger)
         USING ERRCODE = 'PGE03', HINT = 'Look at what is in it before anything uses it.';
+END IF;
+intruder := {intruder};
+IF intruder IS NOT NULL THEN
+    RAISE EXCEPTION 'something that does not belong there acts on what is written to the tables of pgelect'
+        USING ERRCODE = 'PGE03', HINT = pg_catalog.format('Find out who made it, then: %s;', intruder);
 END IF;
 
 CREATE TABLE IF NOT EXISTS pgelect.schema_version (
@@ -47,8 +53,20 @@ CREATE TABLE IF NOT EXISTS pgelect.token (
     PRIMARY KEY (key1, key2)
 ) WITH (fillfactor = 50);
 
+-- A token that lets no more transactions in, while the next one waits for those that are in. FOR SHARE does not queue
+-- behind whoever waits for the row, so without this, transactions that overlap would keep the next token away for ever.
+-- Nobody who is fenced ever locks a row of this table: it can be written while they go on.
+CREATE TABLE IF NOT EXISTS pgelect.closed (
+    key1 integer NOT NULL,
+    key2 integer NOT NULL,
+    token bigint NOT NULL,
+    PRIMARY KEY (key1, key2)
+);
+
 -- Locks the row FOR SHARE until the caller's transaction ends: the next token cannot be minted before. A plain read
 -- would let a stale write commit, and FOR KEY SHARE does not hold off the mint.
+-- So to read `closed` alone would not do: who has read it may commit long after it was written, an older snapshot does
+-- not see it at all, and a crash may undo it. It only keeps newcomers out; the row is what decides.
 -- A token counts on the timeline of its minting only: after a promotion, the row of a later term may have been lost.
 CREATE OR REPLACE FUNCTION pgelect.check_token(key1 integer, key2 integer, token bigint) RETURNS pg_catalog.void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -58,7 +76,8 @@ BEGIN
     WHERE t.key1 = $1 AND t.key2 = $2 AND t.token = $3 AND t.released_at IS NULL
     AND t.timeline = ('x' || pg_catalog.substr(
         pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8))::bit(32)::bigint
-    FOR SHARE;
+    AND t.token IS DISTINCT FROM (SELECT c.token FROM pgelect.closed AS c WHERE c.key1 = $1 AND c.key2 = $2)
+    FOR SHARE OF t;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'token % of lock (%, %) is stale: that term is over', $3, $1, $2
             USING ERRCODE = 'PGE01', HINT = 'Roll back and stop the work of this term; do not try it again.';
@@ -86,9 +105,16 @@ BEGIN
         WHERE t.key1 = k1 AND t.key2 = k2 AND t.token = bound::bigint AND t.released_at IS NULL
         AND t.timeline = ('x' || pg_catalog.substr(
             pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8))::bit(32)::bigint
-        FOR SHARE;
+        AND t.token IS DISTINCT FROM (SELECT c.token FROM pgelect.closed AS c WHERE c.key1 = k1 AND c.key2 = k2)
+        FOR SHARE OF t;
         IF FOUND THEN
             RETURN NULL;
+        END IF;
+        -- It may well be fenced, and have come to its next write too late: "not fenced" would lead astray.
+        IF EXISTS (SELECT 1 FROM pgelect.closed AS c WHERE c.key1 = k1 AND c.key2 = k2 AND c.token = bound::bigint) THEN
+            RAISE EXCEPTION '% on %.% refused: token % of lock % is stale: that term is over',
+                TG_OP, pg_catalog.quote_ident(TG_TABLE_SCHEMA), pg_catalog.quote_ident(TG_TABLE_NAME), bound, lock_label
+                USING ERRCODE = 'PGE01', HINT = 'Roll back and stop the work of this term; do not try it again.';
         END IF;
     END IF;
     RAISE EXCEPTION '% on %.% refused: this transaction is not fenced by the current term of lock %',
@@ -105,7 +131,7 @@ REVOKE ALL ON SCHEMA pgelect FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA pgelect FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA pgelect FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA pgelect FROM PUBLIC;
-REVOKE ALL ON TYPE pgelect.schema_version, pgelect.token FROM PUBLIC;
+REVOKE ALL ON TYPE pgelect.schema_version, pgelect.token, pgelect.closed FROM PUBLIC;
 
 INSERT INTO pgelect.schema_version (version) VALUES (1) ON CONFLICT DO NOTHING;
 

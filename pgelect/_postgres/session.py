@@ -96,15 +96,18 @@ class PostgresSession:
         doing = f"releasing the lock {key}"
         query = sql.unlock(key)
         if self._options.fencing:
-            # Fenced transactions of this very term may still hold the row; the release must not hang on them.
+            # Fenced transactions of this very term may still hold the row; the release must not hang on them. In the
+            # second half of the wait no more of them come: after the drain there is nothing they could be wanted for.
             wait_s = min(session.facts.slice_s, within_s / 2)
-            marked = sql.release(key, token, max(1, round(wait_s * 1000)))
-            try:
-                return bool((await session.ask(marked, deadline, doing))[-1][0][0])
-            except SessionLostError:
-                raise
-            except PgElectError:  # not marked: the next leader will take the end of this term for an unclean one
-                query = sql.ROLLBACK + query
+            mark = sql.release(key, token, max(1, round(wait_s * 1000 / 2)))
+            for marked in (mark, sql.close_own(key, token) + mark):
+                try:
+                    return bool((await session.ask(marked, deadline, doing))[-1][0][0])
+                except SessionLostError:
+                    raise
+                except PgElectError:  # not marked: the next leader will take the end of this term for an unclean one
+                    continue
+            query = sql.ROLLBACK + query
         return bool((await session.ask(query, deadline, doing))[-1][0][0])
 
     async def close(self, within_s: float) -> None:

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 
 from psycopg.sql import SQL, Composable, Composed, Literal
 
-from pgelect._postgres.install import STRANGER
+from pgelect._postgres.install import INTRUDER, STRANGER
 
 if TYPE_CHECKING:
     from pgelect._postgres.options import SessionOptions
 
 _APPLICATION_NAME_BYTES = 63
 _CHECK_INTERVAL_MS = 250
-_KEEPALIVE_IDLE_MAX_S = 60
+_KEEPALIVE_IDLE_MAX_S, _KEEPALIVE_COUNT = 60, 3
+_KEEPALIVE_INTERVAL_MAX_S = 32767  # Linux takes no more
 _SLICE_MIN_MS, _SLICE_MAX_MS = 50, 1000
 
 
@@ -36,11 +37,14 @@ def lease_ms(lease_s: float) -> int:
 
 
 def keepalive_s(lease_s: float) -> tuple[int, int, int]:
-    """TCP keepalive (idle, interval, count) that gives up on a silent peer within about a lease, in whole seconds.
+    """TCP keepalive (idle, interval, count) that gives up on a silent peer soon after a lease, in whole seconds.
 
-    However long the lease, no flow is idle for as long as load balancers and NAT remember one.
+    Not before: a server that does so frees the lock of a leader that still trusts itself. However long the lease, no
+    flow is idle for as long as load balancers and NAT remember one.
     """
-    return max(1, min(_KEEPALIVE_IDLE_MAX_S, math.ceil(lease_s / 3))), max(1, math.ceil(lease_s / 6)), 3
+    idle = max(1, min(_KEEPALIVE_IDLE_MAX_S, math.ceil(lease_s / 3)))
+    interval = max(1, math.ceil((lease_s - idle) / _KEEPALIVE_COUNT))
+    return idle, min(_KEEPALIVE_INTERVAL_MAX_S, interval), _KEEPALIVE_COUNT
 
 
 def _values(options: SessionOptions, nonce: str, server_version: int) -> dict[str, str]:
@@ -125,13 +129,13 @@ FACTS = SQL(
     "pg_catalog.pg_is_in_recovery(), {slice_ms}, current_user::pg_catalog.text, "
     "(SELECT pg_catalog.has_schema_privilege(n.oid, 'USAGE') FROM pg_catalog.pg_namespace AS n "
     "WHERE n.nspname = 'pgelect'), "
-    "(SELECT pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_table_privilege(c.oid, 'INSERT') "
-    "AND pg_catalog.has_table_privilege(c.oid, 'UPDATE') FROM pg_catalog.pg_class AS c "
-    "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
-    "WHERE n.nspname = 'pgelect' AND c.relname = 'token'), "
+    "(SELECT CASE WHEN count(*) = 2 THEN bool_and(pg_catalog.has_table_privilege(c.oid, 'SELECT') "
+    "AND pg_catalog.has_table_privilege(c.oid, 'INSERT') AND pg_catalog.has_table_privilege(c.oid, 'UPDATE')) END "
+    "FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
+    "WHERE n.nspname = 'pgelect' AND c.relname IN ('token', 'closed')), "
     "(SELECT pg_catalog.has_sequence_privilege(c.oid, 'USAGE') FROM pg_catalog.pg_class AS c "
     "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
     "WHERE n.nspname = 'pgelect' AND c.relname = 'token_seq'), "
     "(SELECT count(*) = 2 FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace "
-    "WHERE n.nspname = 'pgelect' AND p.proname IN ('check_token', 'guard')), {stranger}"
-).format(slice_ms=_SLICE_MS, stranger=STRANGER)
+    "WHERE n.nspname = 'pgelect' AND p.proname IN ('check_token', 'guard')), {stranger}, {intruder}"
+).format(slice_ms=_SLICE_MS, stranger=STRANGER, intruder=INTRUDER)

@@ -42,6 +42,13 @@ ROLLBACK = SQL("ROLLBACK; ")
 # For a session without settings of its own: within this query only.
 _HERE = SQL("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);")
 _OUTCOME = SQL("'pgelect.granted'")
+# The condition on ``pg_locks AS l`` for a session that has locked rows of the token table for share.
+_SHARES_ROWS = SQL(
+    "l.locktype = 'relation' AND l.granted AND l.relation = 'pgelect.token'::pg_catalog.regclass "
+    "AND l.mode = 'RowShareLock'"
+)
+REPEATED = "something else than pgelect wrote the token "
+"""In the error of a mint whose row does not carry a greater token."""
 
 
 def instant(microseconds: int) -> datetime:
@@ -75,6 +82,13 @@ def pair(key: LockKey) -> Composed:
 def _row_is(key: LockKey) -> Composed:
     return SQL("t.key1 = {}::pg_catalog.int4 AND t.key2 = {}::pg_catalog.int4").format(
         Literal(str(key.key1)), Literal(str(key.key2))
+    )
+
+
+def _is_session(backend: Backend) -> Composed:
+    """Render the condition on ``pg_stat_activity AS a`` for this being that session."""
+    return SQL("a.pid = {}::pg_catalog.int4 AND a.backend_start = {}::pg_catalog.timestamptz").format(
+        Literal(str(backend.pid)), Literal(backend.started_at.isoformat())
     )
 
 
@@ -175,37 +189,50 @@ def wait_lock(options: SessionOptions, facts: Facts, lease_ms: int) -> Composed:
 
 
 def mint(options: SessionOptions, facts: Facts, wait_ms: int) -> Composed:
-    """Write the next token. Last result: timeline, lock held, prior clean, prior name, then RECORD or NULLs.
+    """Write the next token. Last result: NULL, timeline, lock held, prior clean, prior name, then RECORD or NULLs.
 
     NULLs instead of the record: this session does not hold the lock, or the row carries another name. Waits ``wait_ms``
-    for fenced transactions, and half as long again when new ones keep coming: ``lock_timeout`` starts anew with each.
+    for fenced transactions, whether new ones keep coming or not.
     """
-    bounded = SQL(
+    return _bounded(wait_ms) + _next_token(options, facts)
+
+
+def _bounded(wait_ms: int) -> Composed:
+    """Bound a wait for a row, within this transaction: ``lock_timeout`` starts anew with each who shares the row."""
+    wait = Literal(f"{wait_ms}ms")
+    return SQL(
         "SELECT pg_catalog.set_config('lock_timeout', {}, true), pg_catalog.set_config('statement_timeout', {}, true); "
-    ).format(Literal(f"{wait_ms}ms"), Literal(f"{wait_ms + wait_ms // 2}ms"))
-    return bounded + _next_token(options, facts)
+    ).format(wait, wait)
 
 
 def _next_token(options: SessionOptions, facts: Facts) -> Composed:
     # Clean: the prior term was released, or there was none; on this timeline. After a promotion, what is seen may be
     # older than the last term, whose row was lost.
+    # The token's part above 40 bits goes up with each promotion since the row was written, so that tokens of a lost
+    # tail are passed over: it is the timeline less one, or more where pg_upgrade has set the timeline back to 1.
+    # A token that is not what was asked for, by a trigger for one, is written by nobody: the cast fails.
     return SQL(
         "WITH tl AS MATERIALIZED (SELECT {timeline} AS n, {held} AS held), "
-        "prior AS MATERIALIZED (SELECT t.released_at IS NOT NULL AND t.timeline = tl.n AS clean, t.name "
+        "prior AS MATERIALIZED (SELECT t.released_at IS NOT NULL AND t.timeline = tl.n AS clean, t.name, t.token "
         "FROM pgelect.token AS t, tl WHERE {row}), "
+        "next AS MATERIALIZED (SELECT ((tl.n - 1) << 40) + pg_catalog.nextval('pgelect.token_seq') AS token "
+        "FROM tl WHERE tl.held), "
         "t AS (INSERT INTO pgelect.token AS old (key1, key2, name, token, timeline, holder, metadata, acquired_at, "
         "released_at, terms, lease_s, backend_pid, backend_start) "
-        "SELECT {keys}, {name}::pg_catalog.text, ((tl.n - 1) << 40) + pg_catalog.nextval('pgelect.token_seq'), tl.n, "
+        "SELECT {keys}, {name}::pg_catalog.text, next.token, tl.n, "
         "{holder}::pg_catalog.text, {metadata}::pg_catalog.jsonb, pg_catalog.clock_timestamp(), NULL, 1, "
-        "{lease}::pg_catalog.float8, {pid}::pg_catalog.int4, {start}::pg_catalog.timestamptz FROM tl WHERE tl.held "
+        "{lease}::pg_catalog.float8, {pid}::pg_catalog.int4, {start}::pg_catalog.timestamptz FROM tl, next "
         "ON CONFLICT (key1, key2) DO UPDATE SET name = coalesce(excluded.name, old.name), "
-        "token = greatest(old.token + 1, excluded.token), timeline = excluded.timeline, "
+        "token = greatest(old.token + 1, excluded.token, (((old.token >> 40) + excluded.timeline "
+        "- CASE WHEN old.timeline <= excluded.timeline THEN old.timeline ELSE 0 END) << 40) "
+        "+ (excluded.token & 1099511627775)), timeline = excluded.timeline, "
         "holder = excluded.holder, metadata = excluded.metadata, "
         "acquired_at = pg_catalog.clock_timestamp(), released_at = NULL, terms = old.terms + 1, "
         "lease_s = excluded.lease_s, backend_pid = excluded.backend_pid, backend_start = excluded.backend_start "
         "WHERE old.name IS NULL OR excluded.name IS NULL OR old.name = excluded.name RETURNING old.*) "
-        "SELECT tl.n, tl.held, coalesce(prior.clean, tl.n = 1), prior.name, {record} "
-        "FROM tl LEFT JOIN prior ON true LEFT JOIN t ON true"
+        "SELECT CASE WHEN t.token <= prior.token OR t.token < next.token THEN ({repeated} || t.token)::pg_catalog.bool "
+        "END, tl.n, tl.held, coalesce(prior.clean, tl.n = 1), prior.name, {record} "
+        "FROM tl LEFT JOIN next ON true LEFT JOIN prior ON true LEFT JOIN t ON true"
     ).format(
         timeline=TIMELINE,
         held=_held_here(options.key, facts),
@@ -218,6 +245,7 @@ def _next_token(options: SessionOptions, facts: Facts) -> Composed:
         pid=Literal(str(facts.backend.pid)),
         start=Literal(facts.backend.started_at.isoformat()),
         record=RECORD,
+        repeated=Literal(REPEATED),
     )
 
 
@@ -226,6 +254,31 @@ def begin_unfenced() -> Composed:
     return SQL("SELECT {}, (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::pg_catalog.int8").format(
         TIMELINE
     )
+
+
+def close(key: LockKey, facts: Facts) -> Composed:
+    """Let no more transactions in under the token of the row, which is that of a term before this session's.
+
+    Waits for nobody who is fenced, and hardly for anybody. Its commit does not wait for the disk: it is no promise.
+    """
+    return _close(key, _held_here(key, facts))
+
+
+def _close(key: LockKey, condition: Composable) -> Composed:
+    # Equal, not less: what is below the row's token is refused in any case, and should a row ever go back (restored
+    # from an old copy), its lock is not shut for good. Only the holder of the lock writes here, so no two disagree.
+    return SQL(
+        "SELECT pg_catalog.set_config('lock_timeout', '20ms', true), "
+        "pg_catalog.set_config('synchronous_commit', 'off', true); "
+        "INSERT INTO pgelect.closed AS c (key1, key2, token) "
+        "SELECT t.key1, t.key2, t.token FROM pgelect.token AS t WHERE {} AND {} "
+        "ON CONFLICT (key1, key2) DO UPDATE SET token = excluded.token WHERE c.token <> excluded.token"
+    ).format(_row_is(key), condition)
+
+
+def closed(key: LockKey) -> Composed:
+    """Read the token that lets no more transactions in: (token,) or nothing."""
+    return SQL("SELECT t.token FROM pgelect.closed AS t WHERE {}").format(_row_is(key))
 
 
 def fence_blockers(waiting: Backend) -> Composed:
@@ -237,15 +290,21 @@ def fence_blockers(waiting: Backend) -> Composed:
     return SQL(
         "{} SELECT DISTINCT b.pid FROM pg_catalog.pg_stat_activity AS a "
         "CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) AS b (pid) "
-        "JOIN pg_catalog.pg_locks AS l ON l.pid = b.pid WHERE a.pid = {}::pg_catalog.int4 "
-        "AND a.backend_start = {}::pg_catalog.timestamptz AND l.locktype = 'relation' AND l.granted "
-        "AND l.relation = 'pgelect.token'::pg_catalog.regclass AND l.mode = 'RowShareLock'"
-    ).format(_HERE, Literal(str(waiting.pid)), Literal(waiting.started_at.isoformat()))
+        "JOIN pg_catalog.pg_locks AS l ON l.pid = b.pid WHERE {} AND {}"
+    ).format(_HERE, _is_session(waiting), _SHARES_ROWS)
 
 
-def terminate(pid: int) -> Composed:
-    """End a session: (told,)."""
-    return SQL("{} SELECT pg_catalog.pg_terminate_backend({}::pg_catalog.int4)").format(_HERE, Literal(str(pid)))
+def end_blocker(waiting: Backend, pid: int) -> Composed:
+    """End a session if it still keeps that one from the token row: (told or NULL,), or nothing.
+
+    The look and the end are one statement: a pooled connection may have committed since the last look, and be in a
+    transaction of somebody else by now. One session at a time: a right that is missing for one fails the statement.
+    """
+    return SQL(
+        "{here} SELECT CASE WHEN l.pid = ANY (pg_catalog.pg_blocking_pids(a.pid)) "
+        "THEN pg_catalog.pg_terminate_backend(l.pid) END FROM pg_catalog.pg_stat_activity AS a "
+        "CROSS JOIN pg_catalog.pg_locks AS l WHERE {waiting} AND {shares} AND l.pid = {pid}::pg_catalog.int4"
+    ).format(here=_HERE, waiting=_is_session(waiting), shares=_SHARES_ROWS, pid=Literal(str(pid)))
 
 
 def holder(key: LockKey, facts: Facts) -> Composed:
@@ -304,12 +363,19 @@ def _mark_released(key: LockKey, token: int) -> Composed:
 def release(key: LockKey, token: int, wait_ms: int) -> Composed:
     """Mark the term as cleanly given up, then free the lock. Last result: (freed,).
 
-    Losing the mark in a crash is harmless (the term then looks unclean), so its commit does not wait for the disk.
+    Waits ``wait_ms`` for fenced transactions, whether new ones keep coming or not: ``lock_timeout`` starts anew with
+    each, ``statement_timeout`` does not. Losing the mark in a crash is harmless (the term then looks unclean), so its
+    commit does not wait for the disk.
     """
-    return SQL(
-        "BEGIN; SET LOCAL synchronous_commit = off; SELECT pg_catalog.set_config('lock_timeout', {}, true); "
-        "{}; COMMIT; {}"
-    ).format(Literal(f"{wait_ms}ms"), _mark_released(key, token), unlock(key))
+    return SQL("BEGIN; SET LOCAL synchronous_commit = off; {}{}; COMMIT; {}").format(
+        _bounded(wait_ms), _mark_released(key, token), unlock(key)
+    )
+
+
+def close_own(key: LockKey, token: int) -> Composed:
+    """After a release that could not mark the row: let no more transactions into the term that is being given up."""
+    own = SQL("t.token = {}").format(_int8(token))
+    return ROLLBACK + SQL("BEGIN; {}; COMMIT; ").format(_close(key, own))
 
 
 def rehearse(options: SessionOptions, facts: Facts) -> Composed:

@@ -1,7 +1,7 @@
 """``pgelect demo``: leader election shown in a few seconds, on a PostgreSQL of its own.
 
 Here are its options and exit codes, and that it ends cleanly: on Ctrl-C and the like the show is cancelled, and what
-it opened is closed by somebody who is not.
+it opened is closed by somebody who is not. Its PostgreSQL trusts every user of this machine while it runs.
 """
 
 from __future__ import annotations

@@ -110,8 +110,7 @@ class ClientEnd:
             wire, backend = self._wire, self._backend
             if wire is not None and backend is not None and not self.dropped and self._ended_by is None:
                 self._agreed = agreed = asyncio.get_running_loop().create_future()
-                goodbye = partial(self._cluster.end, backend, "client closed the connection")
-                wire.ask(partial(self._cluster.reached, goodbye), at_once=True)
+                wire.ask(partial(self._cluster.reached, partial(self._cluster.goodbye, backend)), at_once=True)
                 await asyncio.wait({agreed}, timeout=within_s)
         finally:
             self.abandon()

@@ -162,18 +162,37 @@ class Cluster:
     def end_all(self, why: str) -> None:
         """End every session at one instant: nobody inherits a lock, no statement goes on because another was undone."""
         self.locks = Locks()
+        self._end_at_once(list(self.backends.values()), why)
+
+    def demote(self, why: str) -> None:
+        """Go into recovery. Nothing that is under way comes to a good end."""
+        self.in_recovery = True
+        everybody = list(self.backends.values())
+        self._end_at_once([one for one in everybody if one.lease_s is None or one.statement is not None], why)
+
+    def _end_at_once(self, backends: list[FakeBackend], why: str) -> None:
         self._looking = True
-        for backend in list(self.backends.values()):
+        for backend in backends:
             self.end(backend, why)
         self._looking = False
 
-    def client_left(self, backend: FakeBackend) -> None:
-        """Hear that a client has closed its end."""
+    def client_left(self, backend: FakeBackend, why: str = "client closed the connection") -> None:
+        """Hear that a client has closed its end, or that nobody is there any more."""
         backend.client_gone = True
         if backend.statement is None or self.client_check_s <= 0:
+            self.end(backend, why)
+        else:
+            self.later(self.client_check_s, partial(self.end, backend, why))
+
+    def goodbye(self, backend: FakeBackend) -> None:
+        """End a session because its client says so. One that is gone resets its client."""
+        if backend.alive:
             self.end(backend, "client closed the connection")
         else:
-            self.later(self.client_check_s, partial(self.end, backend, "client closed the connection"))
+            self._reset(backend)
+
+    def _reset(self, backend: FakeBackend) -> None:
+        backend.wire.reset_client(partial(backend.heard_end, "server closed the connection unexpectedly"))
 
     # Statements
 
@@ -183,7 +202,7 @@ class Cluster:
         ``work`` returns a value, or a Statement when it may have to wait.
         """
         if not backend.alive:
-            backend.wire.reset_client(partial(backend.heard_end, "server closed the connection unexpectedly"))
+            self._reset(backend)
             return
         if backend.canceled:
             backend.canceled = False
@@ -232,12 +251,12 @@ class Cluster:
         if backend.wait is wait:
             self._go_on(backend, came_true=wait.until())
 
-    def cancel(self, backend: FakeBackend) -> None:
-        """Cancel the statement of a session, or its next one, as an administrator may."""
-        if backend.wait is None:
-            backend.canceled = True
-        else:
+    def cancel(self, backend: FakeBackend, *, hits_next: bool) -> None:
+        """Cancel the statement of a session; of an idle one, the next, or nothing."""
+        if backend.wait is not None:
             self._go_on(backend, error=_cancel_error())
+        elif backend.alive:
+            backend.canceled = hits_next
 
     # Leases
 

@@ -33,6 +33,7 @@ class Commit:
     """One entry of the log: what a transaction wrote, or that the sequence moved."""
 
     row: LeaderRecord | None = None
+    closed: tuple[LockKey, int] | None = None
     ledger: tuple[Written, ...] = ()
     sequence: int | None = None
 
@@ -55,6 +56,7 @@ class Data:
         self._on_disk = 0  # so many entries survive a crash
         self._shipped: int | None = None  # so many entries the standby has; None: it has all
         self._versions: dict[tuple[int, int], list[_Version]] = {}
+        self._closed: dict[tuple[int, int], list[tuple[int, int]]] = {}  # position and token
         self._sequence = 0
         self.on_commit: Callable[[Commit], None] | None = None
 
@@ -73,6 +75,18 @@ class Data:
         version = self._version(key, as_of)
         return version is not None and version.timeline == self.timeline
 
+    def timeline_of(self, key: LockKey) -> int | None:
+        """Return the timeline that the latest row was written on; None without one."""
+        version = self._version(key, None)
+        return version.timeline if version is not None else None
+
+    def closed(self, key: LockKey, as_of: int | None = None) -> int | None:
+        """Return the token that a snapshot sees closed: no more transactions are let in under it."""
+        for position, token in reversed(self._closed.get((key.key1, key.key2), ())):
+            if as_of is None or position < as_of:
+                return token
+        return None
+
     def ledger(self) -> list[Written]:
         """Return all that was written under fences, in the order of the commits."""
         return [written for commit in self._log for written in commit.ledger]
@@ -88,6 +102,9 @@ class Data:
         if commit.row is not None:
             pair = commit.row.key1, commit.row.key2
             self._versions.setdefault(pair, []).append(_Version(self.position, commit.row, self.timeline))
+        if commit.closed is not None:
+            key, token = commit.closed
+            self._closed.setdefault((key.key1, key.key2), []).append((self.position, token))
         self._log.append(commit)
         if durable:
             self.flush()
@@ -129,6 +146,9 @@ class Data:
         for versions in self._versions.values():
             while versions and versions[-1].position >= position:
                 versions.pop()
+        for closings in self._closed.values():
+            while closings and closings[-1][0] >= position:
+                closings.pop()
         self._sequence = max((commit.sequence for commit in self._log if commit.sequence is not None), default=0)
         self._on_disk = min(self._on_disk, position)
         if self._shipped is not None:

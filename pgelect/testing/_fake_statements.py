@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pgelect.testing._fake_transactions import Tables
 
 SERVER_NAME = "fake server"
+LAST_CHANCE_S = 0.1
+"""How long fenced transactions are let alone when no more can come; at most a quarter of the wait before."""
 FINDING_BLOCKERS_S = 0.02
 """About what it takes to find and end, over a second connection, who holds off a mint."""
 
@@ -96,7 +98,7 @@ class Statements:
         return LockAnswer(waiter.granted, self._row(), backend.id)
 
     def mint(self, backend: FakeBackend, within_s: float) -> Statement[Grant]:
-        """Begin a term: wait for fenced transactions of earlier ones, then end them."""
+        """Begin a term: wait for fenced transactions of earlier ones, let no more in, then end them."""
         self.check_primary()
         if not self.holds(backend):
             raise SessionLostError("disproved", "this session does not hold the lock: no token was minted")
@@ -106,7 +108,9 @@ class Statements:
         wait_s = min(cluster.fence_wait_s, within_s / 4)  # twice, and time left for the answers
         grant = yield from self._write_token(backend, wait_s)
         if grant is None:
-            if not (yield from self._row_free(FINDING_BLOCKERS_S)):
+            if self.holds(backend):
+                self.tables.close(self.key)
+            if not (yield from self._row_free(min(LAST_CHANCE_S, wait_s / 4) + FINDING_BLOCKERS_S)):
                 self._end_fenced()
             grant = yield from self._write_token(backend, wait_s)
         if grant is None:
@@ -138,8 +142,10 @@ class Statements:
         if self.cluster.data.timeline != grant.timeline:
             return "the server was promoted"
         row = self._row()
-        moved_on = row is None or row.token != grant.token or row.released_at is not None
-        return "the token row has moved on" if moved_on else ""
+        if row is None or row.token != grant.token or row.released_at is not None:
+            return "the token row has moved on"
+        closed = self.cluster.data.closed(self.key) == grant.token
+        return "another session has begun to end this term" if closed else ""
 
     def other_holder(self, backend: FakeBackend, ghost: Backend) -> str:
         """Say who holds the lock, if it is neither this session nor the ghost."""
@@ -150,20 +156,31 @@ class Statements:
 
     def adopt(self, backend: FakeBackend, grant: Grant) -> None:
         """Name this session in the row of the term that it took up."""
+        self.check_primary()
         self.tables.adopt(self.key, grant.token, backend.id)
 
     def prove(self, backend: FakeBackend) -> bool:
-        """Say whether this session holds its lock on a primary."""
-        return self.holds(backend) and not self.cluster.in_recovery
+        """Say whether this session holds its lock. A proof on a standby is none: the session is given up."""
+        if self.cluster.in_recovery:
+            raise SessionLostError("disproved", f"the {SERVER_NAME} is in recovery: it has been demoted")
+        return self.holds(backend)
 
     def unlock(self, backend: FakeBackend, token: int, within_s: float) -> Statement[bool]:
         """Mark the term as released, unless the row stays locked, and free the lock; whether it had been held."""
         self.check_primary()
-        if self.fencing and (yield from self._row_free(min(self.cluster.release_wait_s, within_s / 2))):
+        if self.fencing and (yield from self._free_for_release(token, within_s)):
             marked = self.tables.released(self.key, token)
             if marked is not None:
                 yield from self.tables.write_row(backend, marked, durable=False)
         return self.cluster.locks.unlock(self.key, backend)
+
+    def _free_for_release(self, token: int, within_s: float) -> Statement[bool]:
+        """Wait for the row in two halves, and let no more transactions in after the first; whether it is free."""
+        half_s = min(self.cluster.release_wait_s, within_s / 2) / 2
+        if (yield from self._row_free(half_s)):
+            return True
+        self.tables.close(self.key, token)
+        return (yield from self._row_free(half_s))
 
     def _end_fenced(self) -> None:
         for transaction in self.tables.fenced(self.key):

@@ -7,6 +7,7 @@ Rules, as in PostgreSQL:
 - The fence locks the row for share: it waits for whoever is changing the row, any number share it, and whoever wants to
   change it waits for all of them. If the row has changed since the snapshot, a higher isolation fails; the lower one
   looks at the new row.
+- Who waits to change the row can close its token: transactions whose snapshot sees that are let in no more.
 - A plain read locks nothing and waits for nobody.
 - A change of the row is seen by nobody until it is committed.
 """
@@ -153,7 +154,9 @@ class FakeTransaction:
 
     def _raise_if_over(self) -> None:
         if self._state == "killed":
-            raise SessionLostError("closed", "the server ended this transaction: a newer term has begun")
+            raise SessionLostError(
+                "closed", "the server ended this transaction: a newer term has begun, or it went down"
+            )
         if self._state == "failed":
             raise PgElectError("current transaction is aborted, commands ignored until end of transaction block")
         if self._state == "finished":
@@ -189,11 +192,14 @@ class Tables:
         """Return the row that a snapshot sees, if the token is that of a current term.
 
         Raises:
-            StaleTokenError: it is not: another term has begun, it was released, or the server was promoted since.
+            StaleTokenError: it is not: another term has begun or is about to, it was released, or the server was
+                promoted since.
         """
         row = self.cluster.data.row(key, as_of)
         of_this_timeline = self.cluster.data.is_of_this_timeline(key, as_of)
         if row is None or row.token != token or row.released_at is not None or not of_this_timeline:
+            raise StaleTokenError(key, token)
+        if self.cluster.data.closed(key, as_of) == token:
             raise StaleTokenError(key, token)
         return row
 
@@ -247,6 +253,12 @@ class Tables:
 
     # Rows
 
+    def close(self, key: LockKey, token: int | None = None) -> None:
+        """Let no more transactions in under the token of the row, if it is that one; a crash may undo it."""
+        row = self.row(key)
+        if row is not None and token in (None, row.token) and self.cluster.data.closed(key) != row.token:
+            self.cluster.data.commit(Commit(closed=(key, row.token)), durable=False)
+
     def check_name(self, key: LockKey) -> None:
         """Raise KeyCollisionError if the row carries another name. Keys given as numbers go with any name."""
         row = self.row(key)
@@ -258,8 +270,12 @@ class Tables:
     ) -> LeaderRecord:
         """Make the row of a new term: its token is greater than the row's and than any of an older timeline."""
         self.check_name(key)
-        last = self.row(key)
-        floor = ((self.cluster.data.timeline - 1) << 40) + sequence
+        last, data = self.row(key), self.cluster.data
+        floor = ((data.timeline - 1) << 40) + sequence
+        if last is not None:  # the timeline may have been set back, by pg_upgrade
+            before = data.timeline_of(key) or 0
+            promotions = data.timeline - (before if before <= data.timeline else 0)
+            floor = max(floor, (((last.token >> 40) + promotions) << 40) + sequence)
         return LeaderRecord(
             key1=key.key1,
             key2=key.key2,
@@ -275,10 +291,10 @@ class Tables:
         )
 
     def adopt(self, key: LockKey, token: int, backend: Backend) -> None:
-        """Name the new session of a resumed term in its row; skipped while the row is locked."""
+        """Name the new session of a resumed term in its row; skipped while the row is locked. A crash may lose it."""
         row = self.row(key)
-        if row is not None and row.token == token and self.is_free(key):
-            self.cluster.data.commit(Commit(row=replace(row, backend=backend)))
+        if row is not None and row.token == token and row.released_at is None and self.is_free(key):
+            self.cluster.data.commit(Commit(row=replace(row, backend=backend)), durable=False)
 
     def released(self, key: LockKey, token: int) -> LeaderRecord | None:
         """Return the row with its term marked as given up cleanly, if it is still that of the token."""

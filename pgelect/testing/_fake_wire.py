@@ -4,6 +4,7 @@ Rules, as with TCP:
 
 - A connection has two ways. On each, messages arrive in the order in which they were sent, each after a delay.
 - A blocked way keeps what is sent until it opens again (TCP sends again); nobody is told. A lost way drops it for good.
+- A break is either heard of at one end, by its own system and at once, or it travels as a reset, like any message.
 - What arrives at a client is handed over to the program it belongs to, which may be asleep.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class Way:
         self._delay_s = delay_s
         self._sent: deque[Callable[[], None]] = deque()
         self._due = 0  # of these, how many have travelled
+        self._losses = 0  # so far
         self._last_arrival = float("-inf")
         self.blocked = False
         self.lost = False
@@ -72,7 +75,7 @@ class Way:
         now = self._timers.now()
         self._last_arrival = max(now + delay_s, self._last_arrival)
         self._sent.append(deliver)
-        self._timers.call_later(self._last_arrival - now, self._arrive)
+        self._timers.call_later(self._last_arrival - now, partial(self._arrive, self._losses))
 
     def block(self) -> None:
         """Let nothing through for now."""
@@ -86,11 +89,19 @@ class Way:
     def lose(self) -> None:
         """Drop what is under way, and all that comes."""
         self.lost = True
+        self._losses += 1
         self._sent.clear()
+        self._due = 0
 
-    def _arrive(self) -> None:
-        self._due += 1
-        self._flush()
+    def reset(self, deliver: Callable[[], None]) -> None:
+        """Answer somebody who goes on as if nothing had been lost. It takes its time, and waits for a blocked way."""
+        self.lost = False
+        self.send(deliver)
+
+    def _arrive(self, losses: int) -> None:
+        if losses == self._losses:  # else it was dropped on the way
+            self._due += 1
+            self._flush()
 
     def _flush(self) -> None:
         while self._due and self._sent and not self.blocked:
@@ -130,10 +141,15 @@ class Wire:
         """Send something to the client."""
         self.down.send(lambda: self._hand_over(at_client), at_once=at_once)
 
-    def reset_client(self, at_client: Callable[[], None]) -> None:
-        """Tell the client that the connection is gone, overtaking and dropping everything else."""
+    def break_client(self, at_client: Callable[[], None]) -> None:
+        """Have the client's own system tell it, at once, that the connection is gone; the server hears nothing."""
+        self.up.lose()
         self.down.lose()
         self._hand_over(at_client)
+
+    def reset_client(self, at_client: Callable[[], None]) -> None:
+        """Answer a client whose session is gone; it may not have heard of that."""
+        self.down.reset(lambda: self._hand_over(at_client))
 
     def block(self) -> None:
         """Let nothing through, either way."""

@@ -97,6 +97,8 @@ class FakeServer:
     def begin_fenced(self, key: LockKey, token: int, *, killable: bool = True) -> FakeTransaction:
         """Begin a transaction fenced by a token, as ``lock.fence()`` does.
 
+        It has no client and no link: what is done with it happens at once, even on a server that stands still.
+
         Args:
             key: the lock.
             token: of the term that writes.
@@ -153,20 +155,32 @@ class FakeServer:
         """End a session, as ``pg_terminate_backend`` does. False: there is none with this pid."""
         backend = self._cluster.backends.get(pid)
         if backend is not None:
-            self._cluster.end(backend, "terminated by an administrator")
+            self._cluster.reached(partial(self._cluster.end, backend, "terminated by an administrator"))
         return backend is not None
 
-    def cancel(self, pid: int) -> bool:
-        """Cancel the statement of a session, or its next one, as ``pg_cancel_backend`` may. False: no such pid."""
+    def cancel(self, pid: int, *, hits_next: bool = True) -> bool:
+        """Cancel the statement of a session, as ``pg_cancel_backend`` does. False: no such pid.
+
+        Args:
+            pid: of the session.
+            hits_next: an idle session has its next statement cancelled. PostgreSQL does that only to a cancel that
+                comes in the very instant in which that statement begins: nobody could test for it otherwise, so it is
+                the default here. False: an idle session ignores it, as PostgreSQL does at any other time.
+        """
         backend = self._cluster.backends.get(pid)
         if backend is not None:
-            self._cluster.cancel(backend)
+            self._cluster.reached(partial(self._cluster.cancel, backend, hits_next=hits_next))
         return backend is not None
 
     def unlock_all(self, pid: int) -> None:
         """Free all locks of a session behind its back, as ``DISCARD ALL`` or a pooler does. KeyError: no session."""
-        self._cluster.locks.unlock_all(self._cluster.backends[pid])
-        self._cluster.changed()
+        backend = self._cluster.backends[pid]
+
+        def unlock() -> None:
+            self._cluster.locks.unlock_all(backend)
+            self._cluster.changed()
+
+        self._cluster.reached(unlock)
 
     def partition(self, pid: int) -> None:
         """Let the link of a session fall silent: neither side is told. The lease goes on. KeyError: no session."""
@@ -182,14 +196,16 @@ class FakeServer:
     def cut(self, pid: int) -> None:
         """Break the link of a session: the client hears it, the server does not and keeps a ghost. KeyError: none."""
         backend = self._cluster.backends[pid]
-        backend.wire.up.lose()
-        backend.wire.reset_client(partial(backend.heard_end, "connection reset by peer"))
+        backend.wire.break_client(partial(backend.heard_end, "connection reset by peer"))
 
     def cut_off(self, pid: int) -> None:
-        """Break it the other way: the server ends the session, the client hears when it next asks. KeyError: none."""
+        """Break it the other way: the server ends the session, the client hears when it next asks. KeyError: none.
+
+        A session that is busy ends when it looks, as with a client that leaves. After ``cut``: the ghost is noticed.
+        """
         backend = self._cluster.backends[pid]
         backend.wire.down.lose()
-        self._cluster.end(backend, "connection reset by peer")
+        self._cluster.reached(partial(self._cluster.client_left, backend, "connection reset by peer"))
 
     # What can go wrong with the server
 
@@ -227,9 +243,13 @@ class FakeServer:
         self._cluster.thaw()
 
     def demote(self) -> None:
-        """Go into recovery, as a standby: opening and locking raise ``NotPrimaryError``, no proof succeeds."""
-        self._cluster.in_recovery = True
-        self._cluster.changed()
+        """Go into recovery, as a standby: opening and locking raise ``NotPrimaryError``, no proof succeeds.
+
+        What is under way and every transaction end, as by the restart that a demotion takes on a real server. Sessions
+        that are idle find out by themselves: some proxies and poolers do not tell them.
+        """
+        self._cluster.demote("the server is being demoted")
+        self._tables.kill_all()
 
     def promote(self) -> None:
         """Become a primary on a new timeline, with all data. Harmless on a primary.

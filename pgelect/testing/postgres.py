@@ -1,7 +1,9 @@
 """A private PostgreSQL server that can be started, stopped, broken and thrown away.
 
-For tests, demos and benchmarks; not for data. Each server has its own directory, TCP port and unix socket, trusts every
-local user, and ends with the program that made it.
+For tests, demos and benchmarks; not for data. Each server has its own directory, TCP port and unix socket, and ends
+with the program that made it. Any user of this machine may log in to it as its superuser, without a password (trust
+authentication, on 127.0.0.1 and the socket), and a superuser may run programs as the user whom the server runs as. So
+do not use it on a machine with users whom you do not trust.
 """
 
 import atexit

@@ -1,5 +1,6 @@
 """The servers that each test of the contract runs on: the fake one, and three major versions of the real one."""
 
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 
@@ -11,7 +12,9 @@ from pgelect.testing import Postgres, installed_postgres, throwaway_postgres
 from tests.contract.election import Election
 from tests.contract.on_fake import FakeElection
 from tests.contract.on_postgres import PostgresElection, prepare
+from tests.contract.replication import FakeReplicated, PostgresReplicated, Replicated, on_pair
 from tests.support.databases import fresh_database
+from tests.support.replication import VERSIONS, Pairs, shared_pairs
 
 SERVERS = ("fake", "pg_debian", "pg16", "pg18")
 
@@ -73,3 +76,40 @@ async def own_election(
         made = PostgresElection(LockKey(*key), database, server)
     yield made
     await made.close()
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Iterator[Pairs]:
+    with shared_pairs(max_prepared_transactions="5") as pairs:
+        yield pairs
+
+
+@pytest.fixture
+def dbname() -> str:
+    """Of a database of the test's own."""
+    return f"test_{secrets.token_hex(6)}"
+
+
+@pytest_asyncio.fixture(params=["fake", *VERSIONS])
+async def replicated(
+    request: pytest.FixtureRequest, key: tuple[int, int], pairs: Pairs, dbname: str
+) -> AsyncIterator[Replicated]:
+    """An election on a server with a standby, that nobody has taken part in yet."""
+    if request.param == "fake":
+        made = FakeReplicated(LockKey(*key))
+        yield made
+        await made.close()
+        return
+    with pairs.lend(request.param) as pair:
+        async with on_pair(pair, key, dbname) as election:
+            yield election
+
+
+@pytest_asyncio.fixture(params=["pg18", "pg_debian"])
+async def replicated_postgres(
+    request: pytest.FixtureRequest, key: tuple[int, int], pairs: Pairs, dbname: str
+) -> AsyncIterator[PostgresReplicated]:
+    """The same, for what only a real server has."""
+    with pairs.lend(request.param) as pair:
+        async with on_pair(pair, key, dbname) as election:
+            yield election

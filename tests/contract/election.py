@@ -19,6 +19,7 @@ METADATA = {"host": "größe", "ports": [1, 2], "nested": {"a": None}}
 
 Restart = Literal["fast", "immediate"]
 Way = Literal["up", "down", "both"]  # of a link; up is from client to server
+End = Literal["client", "server", "both"]  # of a link
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +169,13 @@ class Election(ABC):
     @abstractmethod
     def new_client(self) -> Client: ...
     @abstractmethod
-    async def terminate(self, pid: int) -> bool: ...
+    async def terminate(self, pid: int) -> bool:
+        """As pg_terminate_backend does. On a server that stands still, too."""
+
     @abstractmethod
-    async def cancel(self, pid: int) -> bool: ...
+    async def cancel(self, pid: int) -> bool:
+        """As pg_cancel_backend does. On a server that stands still, too."""
+
     @abstractmethod
     async def lock_again(self, session: Session) -> None:
         """Have a holder's server session lock once more, behind its back, as whoever shares it may."""
@@ -211,8 +216,12 @@ class Election(ABC):
         """A new session, open, whose link can be broken."""
 
     @abstractmethod
-    async def cut(self, session: Session) -> None:
-        """Break its link: both ends hear of it."""
+    async def cut(self, session: Session, end: End = "both") -> None:
+        """Break its link: both ends hear of it, or only one."""
+
+    @abstractmethod
+    async def notice(self, session: Session) -> None:
+        """After a cut of which only the client heard: the server's system finds out that nobody is there any more."""
 
     @abstractmethod
     async def silence(self, session: Session, way: Way = "both") -> None:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from pgelect._engine.model import Grant, LockKey
@@ -12,7 +11,7 @@ from pgelect.testing import FakeServer
 from pgelect.testing._fake_transactions import Isolation
 from pgelect.testing.fake import FakeClient, FakeSerializationError, FakeSession
 from tests.contract.client import Client, SerializationError
-from tests.contract.election import METADATA, WITHIN_S, Election, Restart, Row, Way, soon
+from tests.contract.election import METADATA, WITHIN_S, Election, End, Restart, Row, Way, soon
 
 if TYPE_CHECKING:
     from pgelect.testing._fake_wire import Wire
@@ -54,7 +53,7 @@ class FakeElection(Election):
         return self.server.terminate(pid)
 
     async def cancel(self, pid: int) -> bool:
-        return self.server.cancel(pid)
+        return self.server.cancel(pid, hits_next=False)
 
     async def lock_again(self, session: Session) -> None:
         assert isinstance(session, FakeSession)
@@ -78,13 +77,16 @@ class FakeElection(Election):
         await session.open(WITHIN_S)
         return session
 
-    async def cut(self, session: Session) -> None:
+    async def cut(self, session: Session, end: End = "both") -> None:
         assert isinstance(session, FakeSession)
         assert session.pid is not None
-        backend = self.server._cluster.backends[session.pid]
-        self._wires[session].up.lose()
-        self._wires[session].reset_client(partial(backend.heard_end, "connection reset by peer"))
-        self.server._cluster.client_left(backend)
+        if end != "server":
+            self.server.cut(session.pid)
+        if end != "client":
+            self.server.cut_off(session.pid)
+
+    async def notice(self, session: Session) -> None:
+        await self.cut(session, "server")
 
     async def silence(self, session: Session, way: Way = "both") -> None:
         wire = self._wires[session]

@@ -12,29 +12,29 @@ import psutil
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from benchmarks.chaos.links import LossyProxy
 from pgelect._engine.model import Grant, LockKey
 from pgelect._engine.session import Session
 from pgelect._postgres.install import grants_sql, schema_sql
 from pgelect._postgres.session import PostgresSession, SessionOptions
 from pgelect.testing import Postgres
 from tests.contract.client import Client
-from tests.contract.election import METADATA, WITHIN_S, Election, Restart, Row, Way, soon
+from tests.contract.election import METADATA, WITHIN_S, Election, End, Restart, Row, Way, soon
 from tests.contract.onlooker import SESSIONS, Onlooker
 from tests.contract.postgres_client import CREATE_LEDGER, READ_LEDGER, PostgresClient
-from tests.support.proxy import BreakableProxy
 from tests.support.server import LOCKS, query
 
 _GATE = 20261129  # the advisory lock that an uncommitted mint waits for
 _PREPARE = f"""
-CREATE FUNCTION public.wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION public.wait_at_gate(bigint) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     PERFORM pg_catalog.pg_advisory_xact_lock({_GATE});
-    RETURN NULL;
+    RETURN $1;
 END $$
 """
+# Evaluated when the row has been written. A trigger would do, too, but no elector uses a table that has one.
 _GATED = """
-CREATE OR REPLACE TRIGGER wait_at_gate AFTER INSERT OR UPDATE OF token ON pgelect.token
-FOR EACH ROW WHEN (NEW.key1 = {} AND NEW.key2 = {}) EXECUTE FUNCTION public.wait_at_gate()
+CREATE INDEX ON pgelect.token (public.wait_at_gate(token)) WHERE key1 = {} AND key2 = {}
 """
 _AT_GATE = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND objid = %s AND NOT granted"
 _SHARED = "this server is shared: ask for the fixture own_election"
@@ -59,7 +59,8 @@ class PostgresElection(Election):
         self._session_dsn = dsn
         self._role: str | None = None
         self._onlooker = Onlooker()
-        self._proxies: dict[Session, BreakableProxy] = {}
+        self._proxies: dict[Session, LossyProxy] = {}
+        self._stands_still = False
 
     async def weaken(self) -> None:
         role = self._role = f"test_{secrets.token_hex(6)}"
@@ -95,9 +96,15 @@ class PostgresElection(Election):
         return PostgresClient(self.key, self.dsn)
 
     async def terminate(self, pid: int) -> bool:
+        if self._stands_still:
+            os.kill(pid, signal.SIGTERM)  # nobody can be asked to
+            return True
         return bool((await self._ask("SELECT pg_terminate_backend(%s)", pid))[0][0])
 
     async def cancel(self, pid: int) -> bool:
+        if self._stands_still:
+            os.kill(pid, signal.SIGINT)
+            return True
         rows = await self._ask("SELECT pg_cancel_backend(%s)", pid)
         return bool(rows[0][0])
 
@@ -117,15 +124,19 @@ class PostgresElection(Election):
     async def linked(self, identity: str = "a", *, lease_s: float = 15.0) -> Session:
         port = conninfo_to_dict(self.dsn)["port"]
         assert port is not None
-        proxy = BreakableProxy("127.0.0.1", int(port))
+        proxy = LossyProxy("127.0.0.1", int(port))
         session = self._session(self.key, identity, lease_s, True, proxy.dsn(self._session_dsn))
         self._proxies[session] = proxy
         self.made.append(session)
         await session.open(WITHIN_S)
         return session
 
-    async def cut(self, session: Session) -> None:
-        assert self._proxies[session].cut()
+    async def cut(self, session: Session, end: End = "both") -> None:
+        proxy = self._proxies[session]
+        assert (proxy.cut() if end == "both" else proxy.cut_end(end)) == 1
+
+    async def notice(self, session: Session) -> None:
+        self._proxies[session].close()  # and with it the server's end, which was left open
 
     async def silence(self, session: Session, way: Way = "both") -> None:
         self._proxies[session].freeze(way)
@@ -188,8 +199,10 @@ class PostgresElection(Election):
         stopped = [postmaster.pid, *(child.pid for child in postmaster.children(recursive=True))]
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
+        self._stands_still = True
         try:
             yield
         finally:
+            self._stands_still = False
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)

@@ -1,14 +1,20 @@
 """The election on a server with a standby, fake or real: what is held back from the standby is lost by a failover."""
 
 import asyncio
+import os
 from abc import abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 
 from pgelect._engine.model import Grant, LockKey
+from pgelect.testing import Postgres
+from pgelect.testing._fake_data import Commit
 from pgelect.testing.fake import FakeServer
 from tests.contract.election import WITHIN_S, Election
 from tests.contract.on_fake import FakeElection
-from tests.contract.on_postgres import PostgresElection
-from tests.support.replication import Pair
+from tests.contract.on_postgres import PostgresElection, prepare
+from tests.support.replication import TIMELINE, Pair
 from tests.support.server import query
 
 
@@ -41,6 +47,18 @@ class Replicated(Election):
         """The server that died is the standby now."""
 
     @abstractmethod
+    def on_standby(self) -> Election:
+        """The same election as somebody sees it who is led to the standby."""
+
+    @abstractmethod
+    def demoted(self) -> AbstractAsyncContextManager[None]:
+        """Inside the block the primary is a standby. At its end it is promoted again."""
+
+    @abstractmethod
+    async def promoted_more_often(self, by: int) -> None:
+        """The row looks as pg_upgrade leaves it: written by a cluster on a timeline ahead of this one's by so many."""
+
+    @abstractmethod
     async def sequence(self) -> int:
         """The last number of the sequence of tokens, as the primary has it."""
 
@@ -67,6 +85,25 @@ class FakeReplicated(FakeElection, Replicated):
     async def rejoin(self) -> None:
         """It has."""
 
+    async def promoted_more_often(self, by: int) -> None:
+        data = self.server._cluster.data
+        last = data.row(self.key)
+        assert last is not None
+        data.timeline += by
+        data.commit(Commit(row=replace(last, token=last.token + by * TIMELINE)))
+        data.timeline -= by
+
+    def on_standby(self) -> Election:
+        standby = FakeServer()
+        standby.demote()
+        return FakeElection(self.key, standby)
+
+    @asynccontextmanager
+    async def demoted(self) -> AsyncIterator[None]:
+        self.server.demote()
+        yield
+        self.server.promote()
+
     async def sequence(self) -> int:
         return self.server._cluster.data._sequence
 
@@ -81,7 +118,7 @@ class PostgresReplicated(PostgresElection, Replicated):
     def __init__(self, key: LockKey, pair: Pair, dbname: str) -> None:
         super().__init__(key, pair.primary.dsn(dbname))
         self.pair = pair
-        self._dbname = dbname
+        self.dbname = dbname
 
     async def hold_back(self) -> None:
         await asyncio.to_thread(self.pair.hold_back)
@@ -91,10 +128,14 @@ class PostgresReplicated(PostgresElection, Replicated):
 
     async def fail_over(self) -> None:
         await asyncio.to_thread(self.pair.fail_over)
-        self.dsn = self._session_dsn = self.pair.primary.dsn(self._dbname)
+        self.dsn = self._session_dsn = self.pair.primary.dsn(self.dbname)
 
     async def rejoin(self) -> None:
         await asyncio.to_thread(self.pair.rejoin)
+
+    async def promoted_more_often(self, by: int) -> None:
+        ahead = "UPDATE pgelect.token SET timeline = timeline + %s, token = token + %s WHERE key1 = %s AND key2 = %s"
+        await asyncio.to_thread(query, self.dsn, ahead, by, by * TIMELINE, self.key.key1, self.key.key2)
 
     async def sequence(self) -> int:
         rows = await asyncio.to_thread(query, self.dsn, "SELECT last_value FROM pgelect.token_seq")
@@ -105,5 +146,36 @@ class PostgresReplicated(PostgresElection, Replicated):
         await asyncio.to_thread(query, self.dsn, drawn, numbers)
 
     def on_standby(self) -> PostgresElection:
-        """The same election as somebody sees it who is led to the standby."""
-        return PostgresElection(self.key, self.pair.standby.dsn(self._dbname))
+        return PostgresElection(self.key, self.pair.standby.dsn(self.dbname))
+
+    @asynccontextmanager
+    async def demoted(self) -> AsyncIterator[None]:
+        await asyncio.to_thread(_make_standby, self.pair.primary)
+        yield
+        await asyncio.to_thread(self.pair.primary.promote)
+
+
+def _make_standby(server: Postgres) -> None:
+    server.stop()
+    signal = server.data_dir / "standby.signal"
+    signal.touch()
+    owner = server.data_dir.stat()
+    os.chown(signal, owner.st_uid, owner.st_gid)
+    server.start()
+
+
+@asynccontextmanager
+async def on_pair(
+    pair: Pair, key: tuple[int, int], dbname: str, *, prepared: bool = True
+) -> AsyncIterator[PostgresReplicated]:
+    """An election in a new database, which is dropped at the end: a later standby is a copy of everything."""
+    query(pair.primary.dsn(), f"CREATE DATABASE {dbname} TEMPLATE template0")
+    made = PostgresReplicated(LockKey(*key), pair, dbname)
+    if prepared:
+        prepare(made.dsn)
+    pair.caught_up()
+    try:
+        yield made
+    finally:
+        await made.close()
+        query(pair.primary.dsn(), f"DROP DATABASE {dbname} WITH (FORCE)")

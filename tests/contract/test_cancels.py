@@ -49,6 +49,18 @@ async def test_a_release_that_is_cancelled_while_it_waits_for_a_writer_goes_on_w
     await writer.commit()
 
 
+async def test_a_cancel_that_reaches_an_idle_session_cancels_nothing(election: Election) -> None:
+    """Nor the statement after it, unless that begins in the same instant, as with `FakeServer.cancel` by default."""
+    session, grant = await election.leading("a")
+    assert await election.cancel(grant.backend.pid)
+    assert await session.prove(WITHIN_S) is True
+    writer = await election.checked(grant.token)
+    assert await election.cancel(writer.pid)
+    await writer.write(1)
+    await writer.commit()
+    assert await election.ledger() == [(grant.token, 1)]
+
+
 async def test_a_check_that_is_cancelled_spoils_its_transaction_and_holds_off_nothing(election: Election) -> None:
     old, successor = await election.deposed()
     client = await election.client()

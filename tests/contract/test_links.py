@@ -91,6 +91,20 @@ async def test_who_fell_silent_hears_of_its_end_when_the_silence_ends(election: 
             await watch
 
 
+async def test_who_asks_a_session_that_has_ended_hears_nothing_of_it_while_the_answers_are_lost(
+    election: Election,
+) -> None:
+    """The window of `bounds().overlap_session`: ended early on the server, and at the client no news of it."""
+    holder = await election.linked("a")
+    assert (await holder.try_lock(None, WITHIN_S)).granted
+    await election.silence(holder, "down")
+    await election.terminate(await election.holder())
+    await election.is_free()
+    with pytest.raises(SessionLostError) as lost:
+        await holder.prove(GIVE_UP_S)
+    assert lost.value.reason == "timeout"
+
+
 async def test_a_waiter_that_fell_silent_may_be_granted_the_lock_and_is_held_to_its_lease(election: Election) -> None:
     holder = await election.opened("a")
     for _ in range(5):  # on a busy machine the slice may be over too early

@@ -1,77 +1,29 @@
 """What a promotion does to sessions, locks, token row and sequence, whether or not the tail of the log was lost."""
 
 import asyncio
-import secrets
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
-import pytest_asyncio
 
-from pgelect._engine.model import LockKey
 from pgelect.errors import FenceBusyError, NotPrimaryError, SessionLostError, StaleTokenError
 from tests.contract.election import WITHIN_S
-from tests.contract.on_postgres import prepare
-from tests.contract.replication import FakeReplicated, PostgresReplicated, Replicated
-from tests.support.replication import TIMELINE, VERSIONS, Pair, Pairs, shared_pairs
+from tests.contract.replication import PostgresReplicated, Replicated, on_pair
+from tests.support.replication import TIMELINE, Pairs
 from tests.support.server import lock_holders, query
 
 RESERVED = 32  # so many numbers of a sequence each of its WAL records is ahead; a promotion goes on behind them
 
 
-@pytest.fixture(scope="module")
-def pairs() -> Iterator[Pairs]:
-    with shared_pairs(max_prepared_transactions="5") as pairs:
-        yield pairs
+@pytest.fixture
+def election(replicated: Replicated) -> Replicated:
+    """An election that nobody has taken part in yet."""
+    return replicated
 
 
 @pytest.fixture
-def dbname() -> str:
-    """Of a database of the test's own."""
-    return f"test_{secrets.token_hex(6)}"
-
-
-@pytest_asyncio.fixture(params=["fake", *VERSIONS])
-async def election(
-    request: pytest.FixtureRequest, key: tuple[int, int], pairs: Pairs, dbname: str
-) -> AsyncIterator[Replicated]:
-    """An election that nobody has taken part in yet."""
-    if request.param == "fake":
-        made = FakeReplicated(LockKey(*key))
-        yield made
-        await made.close()
-        return
-    with pairs.lend(request.param) as pair:
-        async with on_pair(pair, key, dbname) as election:
-            yield election
-
-
-@pytest_asyncio.fixture(params=["pg18", "pg_debian"])
-async def on_postgres(
-    request: pytest.FixtureRequest, key: tuple[int, int], pairs: Pairs, dbname: str
-) -> AsyncIterator[PostgresReplicated]:
+def on_postgres(replicated_postgres: PostgresReplicated) -> PostgresReplicated:
     """The same, for what only a real server has."""
-    with pairs.lend(request.param) as pair:
-        async with on_pair(pair, key, dbname) as election:
-            yield election
-
-
-@asynccontextmanager
-async def on_pair(
-    pair: Pair, key: tuple[int, int], dbname: str, *, prepared: bool = True
-) -> AsyncIterator[PostgresReplicated]:
-    """An election in a new database, which is dropped at the end: a later standby is a copy of everything."""
-    query(pair.primary.dsn(), f"CREATE DATABASE {dbname} TEMPLATE template0")
-    made = PostgresReplicated(LockKey(*key), pair, dbname)
-    if prepared:
-        prepare(made.dsn)
-    pair.caught_up()
-    try:
-        yield made
-    finally:
-        await made.close()
-        query(pair.primary.dsn(), f"DROP DATABASE {dbname} WITH (FORCE)")
+    return replicated_postgres
 
 
 def number(token: int) -> int:
@@ -135,6 +87,7 @@ async def test_tokens_grow_through_failover_after_failover_each_of_which_lost_it
         assert await election.sequence() < sequence, "the sequence has gone back"
         grant = await election.a_term()
         assert grant.timeline == first.timeline + failovers
+        assert grant.token - number(grant.token) == (grant.timeline - 1) * TIMELINE
         handed_out.append(grant.token)
         await election.rejoin()
     assert handed_out == sorted(set(handed_out))
@@ -215,6 +168,45 @@ async def test_a_fenced_transaction_that_was_open_on_the_old_primary_holds_up_no
         await fenced.commit()
 
 
+async def test_a_standby_is_refused_before_any_lock(election: Replicated) -> None:
+    await election.a_term()
+    await election.caught_up()
+    standby = election.on_standby()
+    with pytest.raises(NotPrimaryError):
+        await standby.opened("a")
+    assert (await standby.holders(), await standby.waiters()) == ([], [])
+    await standby.close()
+
+
+async def test_a_primary_that_becomes_a_standby_brings_nothing_that_was_under_way_to_a_good_end(
+    election: Replicated,
+) -> None:
+    leader, grant = await election.leading("a")
+    _, wait = await election.queued("b")
+    fenced = await election.checked(grant.token)
+    await fenced.write(1)
+    unfenced = await election.client()
+    await unfenced.begin()
+    await unfenced.peek()
+    await unfenced.write(2)
+    async with election.demoted():
+        with pytest.raises(SessionLostError):
+            await leader.prove(WITHIN_S)
+        with pytest.raises(SessionLostError):
+            await wait
+        for writer in (fenced, unfenced):
+            with pytest.raises(SessionLostError):
+                await writer.commit()
+        with pytest.raises(NotPrimaryError):
+            await election.opened("c")
+    assert await election.ledger() == []
+    assert (await election.holders(), await election.waiters(), await election.pids()) == ([], [], [])
+    row = await election.last_row()
+    assert (row.token, row.released) == (grant.token, False)
+    _, successor = await election.leading("c")
+    assert (successor.timeline, successor.predecessor_clean) == (grant.timeline + 1, False)
+
+
 # Real servers only
 
 
@@ -273,16 +265,6 @@ async def test_a_standby_grants_the_lock_that_is_held_on_its_primary(on_postgres
         cursor = await conn.execute("SELECT pg_try_advisory_lock(%s, %s)", _keys(on_postgres))
         assert await cursor.fetchone() == (True,)
         assert len(await on_postgres.holders()) == 1
-
-
-async def test_a_standby_is_refused_before_any_lock(on_postgres: PostgresReplicated) -> None:
-    await on_postgres.a_term()
-    await on_postgres.caught_up()
-    standby = on_postgres.on_standby()
-    with pytest.raises(NotPrimaryError, match=str(on_postgres.pair.standby.port)):
-        await standby.opened("a")
-    assert await standby.holders() == []
-    await standby.close()
 
 
 async def test_a_session_on_the_standby_lives_through_the_promotion_with_its_locks(

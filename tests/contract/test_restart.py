@@ -1,12 +1,15 @@
 """A server that restarts or stands still: nobody inherits a lock, what was committed is there, and leases run on."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
+from pgelect._engine.session import Session
 from pgelect.errors import SessionLostError, StaleTokenError
-from tests.contract.election import WITHIN_S, Election, Restart
+from tests.contract.election import WITHIN_S, Election, Restart, granted
 
 MODES: tuple[Restart, ...] = ("fast", "immediate")
 either_way = pytest.mark.parametrize("mode", MODES)
@@ -86,6 +89,26 @@ async def test_a_release_is_known_after_a_restart_unless_a_crash_came_soon(
     assert successor.predecessor_clean is row.released
 
 
+@either_way
+async def test_a_resumed_term_goes_on_after_a_restart_though_a_crash_may_forget_who_resumed_it(
+    own_election: Election, mode: Restart
+) -> None:
+    """The name of the new session is for those who look on, and its commit is not waited for."""
+    election = own_election
+    session, grant = await election.leading("a")
+    await session.close(WITHIN_S)
+    await election.is_free()
+    again = await election.opened("a")
+    assert (await again.resume(grant, WITHIN_S)).resumed
+    before = await election.last_row()
+    assert before.pid == await election.holder()
+    await election.restart(mode)
+    row = await election.last_row()
+    forgotten = replace(before, pid=grant.backend.pid)
+    assert row == before if mode == "fast" else row in (before, forgotten)
+    assert (await (await election.opened("a")).resume(grant, WITHIN_S)).resumed
+
+
 # Standing still
 
 LEASE_S = 0.4
@@ -108,6 +131,57 @@ async def test_who_gave_up_on_a_server_that_stood_still_leaves_no_lock_when_it_g
         with pytest.raises(SessionLostError):
             await holder.prove(0.1)
     await election.is_free()
+
+
+async def _terminate(election: Election, _: Session, pid: int) -> None:
+    await election.terminate(pid)
+
+
+async def _cut(election: Election, holder: Session, _: int) -> None:
+    await election.cut(holder)
+
+
+async def _cut_off(election: Election, holder: Session, _: int) -> None:
+    await election.cut(holder, "server")
+
+
+async def _unlock_all(election: Election, holder: Session, _: int) -> None:
+    await election.unlock_all(holder)
+
+
+@pytest.mark.parametrize("lose", [_terminate, _cut, _cut_off, _unlock_all])
+async def test_a_lock_that_is_lost_on_a_server_that_stands_still_passes_on_when_it_goes_on(
+    own_election: Election, lose: Callable[[Election, Session, int], Coroutine[None, None, None]]
+) -> None:
+    election = own_election
+    holder = await election.linked("a")
+    assert (await holder.try_lock(None, WITHIN_S)).granted
+    pid = await election.holder()
+    waiter, wait = await election.queued("b")
+    async with election.standstill():
+        losing = asyncio.create_task(lose(election, holder, pid))
+        await asyncio.wait({wait}, timeout=0.1)
+        assert not wait.done()
+    await losing
+    if not (await wait).granted:  # its slice had just ended
+        await granted(waiter)
+    assert await waiter.prove(WITHIN_S)
+
+
+async def test_a_wait_that_is_cancelled_on_a_server_that_stands_still_is_answered_when_it_goes_on(
+    own_election: Election,
+) -> None:
+    election = own_election
+    holder = await election.holding("a")
+    _, wait = await election.queued("b")
+    (pid,) = await election.waiters()
+    async with election.standstill():
+        await election.cancel(pid)
+        await asyncio.wait({wait}, timeout=0.1)
+        assert not wait.done()
+    assert not (await wait).granted
+    assert await election.waiters() == []
+    assert await holder.prove(WITHIN_S)
 
 
 @pytest.mark.parametrize("asks", [False, True])

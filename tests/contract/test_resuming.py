@@ -6,7 +6,7 @@ import pytest
 
 from pgelect._engine.model import Grant
 from pgelect._engine.session import ResumeAnswer, Session
-from pgelect.errors import SessionLostError
+from pgelect.errors import FenceBusyError, SessionLostError
 from tests.contract.election import WITHIN_S, Election
 
 
@@ -102,6 +102,25 @@ async def test_a_term_is_over_when_another_holds_the_lock_even_before_it_minted(
     _is_final(await session.resume(grant, WITHIN_S))
     assert await other.prove(WITHIN_S)
     assert await session.prove(WITHIN_S) is False
+
+
+async def test_a_term_that_another_session_has_begun_to_end_is_over(election: Election) -> None:
+    """The other one gave up, but no more writers are let in under this term: nothing could be done in it."""
+    await election.weaken()
+    grant = await _lost(election)
+    writer = await election.checked(grant.token)
+    other = await election.holding("b")
+    with pytest.raises(FenceBusyError):
+        await other.mint(WITHIN_S)
+    await other.close(WITHIN_S)
+    await election.is_free()
+    assert (await election.last_row()).token == grant.token
+    session = await election.opened("a")
+    _is_final(await session.resume(grant, WITHIN_S))
+    await election.is_free()
+    await writer.write(1)
+    await writer.commit()
+    assert await election.ledger() == [(grant.token, 1)]
 
 
 async def test_a_term_that_was_released_is_over(election: Election) -> None:

@@ -68,7 +68,7 @@ REAL = {
     ),
     "the fence is a plain read": Break(
         "pgelect/_postgres/schema.sql",
-        "    FOR SHARE;",
+        "    FOR SHARE OF t;",
         "    ;",
         FENCED,
     ),
@@ -105,6 +105,7 @@ def copy(tmp_path: Path) -> Path:
     leave_out = shutil.ignore_patterns("integration", "unit", "simulation")
     shutil.copytree(PACKAGE, tmp_path / "pgelect", ignore=leave_out)
     shutil.copytree(TESTS, tmp_path / "tests", ignore=leave_out)
+    shutil.copytree(TESTS.parent / "benchmarks", tmp_path / "benchmarks")  # some of its tools are the tests', too
     shutil.copy(SETTINGS, tmp_path)
     return tmp_path
 

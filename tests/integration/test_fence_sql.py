@@ -290,7 +290,7 @@ async def test_a_blocker_that_the_role_may_not_end_is_reported_and_no_token_is_m
     a = make(database, lock)
     old = await term(a)
     query(database, f"GRANT USAGE ON SCHEMA pgelect TO {leader}")
-    query(database, f"GRANT SELECT, INSERT, UPDATE ON pgelect.token TO {leader}")
+    query(database, f"GRANT SELECT, INSERT, UPDATE ON pgelect.token, pgelect.closed TO {leader}")
     query(database, f"GRANT USAGE ON pgelect.token_seq TO {leader}")
     await over(a, database, lock)
     async with await AsyncConnection.connect(database) as stuck:

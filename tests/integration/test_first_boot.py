@@ -14,7 +14,7 @@ Key = tuple[int, int]
 MANY = 20
 OBJECTS = """
 SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = 'pgelect' AND c.relname IN ('token', 'token_seq', 'schema_version')
+WHERE n.nspname = 'pgelect' AND c.relname IN ('token', 'token_seq', 'schema_version', 'closed')
 """
 
 
@@ -39,7 +39,7 @@ async def test_twenty_first_starts_at_once_all_come_up_and_one_leads(any_databas
         await eventually(lambda: len(lock_waiters(any_database, *key)) == MANY - 1, message="the others wait")
         assert len(lock_holders(any_database, *key)) == 1
         assert len(sessions(any_database)) == MANY
-        assert query(any_database, OBJECTS) == [(3,)]
+        assert query(any_database, OBJECTS) == [(4,)]
         rows = query(any_database, "SELECT key1, key2, token, holder, terms FROM pgelect.token")
         assert rows == [(*key, leader.lock.token, leader.lock.identity, 1)]
         assert query(any_database, "SELECT count(*) FROM pgelect.schema_version") == [(1,)]

@@ -10,6 +10,7 @@ import pytest
 
 import pgelect
 from pgelect import LockState, PgElectError, SchemaError, schema_sql
+from pgelect.testing import Postgres
 from tests.support.electors import Elector
 from tests.support.locks import token_row
 from tests.support.roles import LOCK_FUNCTIONS, OWN_DATABASE, Role, Roles, as_administrator
@@ -68,6 +69,35 @@ async def test_a_neighbour_that_takes_the_lock_keeps_everybody_from_leading_unti
         ]
         terminate(any_roles.database, pid)
         await a.leads()
+
+
+async def test_a_lock_in_a_prepared_transaction_is_held_by_no_session_and_nobody_leads_until_it_is_rolled_back(
+    own_server: Postgres, key: Key
+) -> None:
+    """No right is needed but to connect. There is no pid to end, and the electors are told of no error: they wait."""
+    own_server.configure(max_prepared_transactions="2")
+    own_server.restart()
+    with Roles(own_server.dsn()) as roles:
+        elector, _ = roles.electors_and_writers()
+        hostile = roles.connect(roles.neighbour())
+        owner = hostile.info.user
+        for statement in (b"BEGIN", locking(key), b"PREPARE TRANSACTION 'mine'"):
+            hostile.execute(statement)
+        hostile.close()
+        async with Elector(elector.dsn, key) as a:
+            await eventually(lambda: lock_waiters(roles.database, *key), message="the elector waits")
+            assert lock_holders(roles.database, *key) == [None]
+            assert query(roles.database, "SELECT gid, owner FROM pg_prepared_xacts") == [("mine", owner)]
+            assert (a.is_leader, a.terms, a.errors) == (False, [], [])
+            query(roles.database, "ROLLBACK PREPARED 'mine'")
+            await a.leads()
+        roles.run(LOCK_FUNCTIONS, app_elector=elector.name)  # what prevents it
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            roles.connect(roles.neighbour()).execute(locking(key))
+
+
+def locking(key: Key) -> bytes:
+    return f"SELECT pg_advisory_xact_lock({key[0]}, {key[1]})".encode()
 
 
 async def test_a_neighbour_that_gets_the_lock_after_the_leader_brings_no_second_leader_and_no_token(

@@ -33,13 +33,14 @@ CREATE TABLE pgelect.token (
 );
 CREATE TRIGGER trap BEFORE INSERT ON pgelect.token FOR EACH ROW EXECUTE FUNCTION {own}.trap();
 """
+CLOSED = "CREATE TABLE pgelect.closed (key1 integer, key2 integer, token bigint, PRIMARY KEY (key1, key2));"
 SEQUENCE = "CREATE SEQUENCE pgelect.token_seq MINVALUE -5 MAXVALUE 5 START 5 CYCLE;"
 CHECK = """
 CREATE FUNCTION pgelect.check_token(key1 integer, key2 integer, token bigint) RETURNS void LANGUAGE sql AS '';
 """
 OVERLOAD = "CREATE FUNCTION pgelect.check_token(integer, integer, integer) RETURNS void LANGUAGE sql AS '';"
 GUARD = "CREATE FUNCTION pgelect.guard() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
-ALL = VERSION + TOKEN + SEQUENCE + CHECK + GUARD
+ALL = VERSION + TOKEN + CLOSED + SEQUENCE + CHECK + GUARD
 TO_ALL = """
 GRANT USAGE ON SCHEMA pgelect, {own} TO PUBLIC; GRANT ALL ON ALL TABLES IN SCHEMA pgelect TO PUBLIC;
 GRANT ALL ON ALL SEQUENCES IN SCHEMA pgelect TO PUBLIC;
@@ -81,7 +82,7 @@ def test_a_neighbour_cannot_make_the_schema_first_unless_it_may_create_schemas(a
         conn.execute("CREATE TABLE pgelect.mine ()")
 
 
-@pytest.mark.parametrize("parts", ["", VERSION, TOKEN, SEQUENCE, CHECK, OVERLOAD, GUARD, ALL])
+@pytest.mark.parametrize("parts", ["", VERSION, TOKEN, CLOSED, SEQUENCE, CHECK, OVERLOAD, GUARD, ALL])
 def test_the_sql_does_not_install_into_a_schema_that_a_stranger_made(roles: Roles, parts: str) -> None:
     """Regression: an administrator who ran it wrote to the stranger's table, and made the stranger a superuser."""
     hostile = first(roles, parts)
@@ -102,7 +103,7 @@ def _objects(roles: Roles) -> list[tuple[Any, ...]]:
     )
 
 
-@pytest.mark.parametrize("parts", [VERSION, TOKEN, SEQUENCE, CHECK, OVERLOAD, GUARD])
+@pytest.mark.parametrize("parts", [VERSION, TOKEN, CLOSED, SEQUENCE, CHECK, OVERLOAD, GUARD])
 def test_one_part_that_a_stranger_made_in_a_schema_of_ours_is_refused_as_well(roles: Roles, parts: str) -> None:
     owner = roles.make("owner", "SUPERUSER")
     roles.run(f"CREATE SCHEMA pgelect AUTHORIZATION {owner.name}; GRANT ALL ON SCHEMA pgelect TO PUBLIC")

@@ -1,6 +1,10 @@
 """A hostile role and the electors' sessions: what it sees of them, and that it cannot end, slow or change them."""
 
+import asyncio
+import re
+import subprocess
 from contextlib import ExitStack
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -8,7 +12,7 @@ import pytest
 from pgelect.testing import Postgres
 from tests.support.electors import Elector
 from tests.support.locks import token_row
-from tests.support.roles import READER, Roles
+from tests.support.roles import READER, Roles, refused_all
 from tests.support.server import lock_holders, lock_waiters, query, terminate
 from tests.support.waiting import eventually
 
@@ -95,9 +99,11 @@ async def test_who_is_made_a_member_of_the_electors_role_or_may_signal_can_end_a
         a.check_pairs()
 
 
-async def test_a_flood_of_notifications_does_not_reach_an_elector(roles: Roles, key: Key) -> None:
-    """Any role may notify on any channel: an elector listens to none."""
+async def test_a_flood_of_notifications_does_not_reach_an_elector(server: Postgres, roles: Roles, key: Key) -> None:
+    """Any role may notify on any channel: an elector listens to none, as the server's log of what it said shows."""
     elector, _ = roles.electors_and_writers()
+    roles.run(f"ALTER ROLE {elector.name} SET log_statement = 'all'")
+    logged = len(server.log_text())
     conn = roles.connect(roles.neighbour())
     async with Elector(elector.dsn, key) as a, Elector(elector.dsn, key) as b:
         await eventually(lambda: lock_waiters(roles.database, *key))
@@ -107,6 +113,11 @@ async def test_a_flood_of_notifications_does_not_reach_an_elector(roles: Roles, 
         await leader.proved(2)
         assert len(a.terms + b.terms) == 1
         assert a.errors == b.errors == []
+        assert await leader.lock.step_down()
+        await eventually(lambda: len(a.terms + b.terms) >= 3)
+    said = [line for line in server.log_text()[logged:].splitlines() if f"pgelect:{key[0]}" in line]
+    assert any("pg_advisory" in line for line in said), "it is logged"
+    assert not [line for line in said if re.search(r"\blisten\b", line, re.IGNORECASE)]
 
 
 # Changing
@@ -183,6 +194,7 @@ def test_a_role_that_may_make_roles_has_the_electors_rights_before_postgresql_16
         ("pg_read_all_stats", {"queries"}),
         ("pg_monitor", {"queries"}),
         ("pg_signal_backend", {"sessions"}),
+        ("pg_maintain", {"locks"}),
     ],
 )
 async def test_roles_of_the_server_pass_the_grants_by(roles: Roles, key: Key, role: str, opened: set[str]) -> None:
@@ -198,6 +210,7 @@ async def test_roles_of_the_server_pass_the_grants_by(roles: Roles, key: Key, ro
         attempts = {
             "metadata": "SELECT metadata FROM pgelect.token",
             "tokens": "UPDATE pgelect.token SET holder = 'me'",
+            "locks": "REINDEX SCHEMA pgelect",  # no transaction of anybody may have locked a row meanwhile
             "schema": "ALTER TABLE pgelect.token SET (fillfactor = 50)",
             "sessions": f"SELECT pg_cancel_backend({pid})",  # of an idle session: harmless
         }
@@ -210,6 +223,27 @@ async def test_roles_of_the_server_pass_the_grants_by(roles: Roles, key: Key, ro
         if "insufficient" not in everything(conn, elector.name):
             found.add("queries")
     assert found == opened
+
+
+async def test_a_role_that_may_replicate_reads_everything(own_server: Postgres, key: Key, tmp_path: Path) -> None:
+    """A copy of the files of the server, whatever rights there are in it."""
+    with Roles(own_server.dsn()) as roles:
+        elector, _ = roles.electors_and_writers()
+        async with Elector(elector.dsn, key, metadata={"note": HIDDEN}) as a:
+            await a.leads()
+            for options, may in (("", False), ("REPLICATION", True)):
+                role = roles.neighbour(options)
+                refused_all(roles.connect(role), ["SELECT metadata FROM pgelect.token"])
+                copied = await asyncio.to_thread(copy_of_the_files, own_server, role.dsn, tmp_path / role.name)
+                assert (HIDDEN.encode() in copied) == may
+
+
+def copy_of_the_files(server: Postgres, dsn: str, to: Path) -> bytes:
+    """A base backup, as far as the role may make one: what is in its files."""
+    options = ["--checkpoint=fast", "--no-sync", "--wal-method=none", f"--pgdata={to}", f"--dbname={dsn}"]
+    program = str(server.bin_dir / "pg_basebackup")
+    subprocess.run([program, *options], check=False, capture_output=True, timeout=60)
+    return b"".join(path.read_bytes() for path in to.rglob("*") if path.is_file())
 
 
 async def test_a_role_for_looking_sees_the_tokens_and_nothing_else(roles: Roles, key: Key) -> None:

@@ -78,6 +78,12 @@ async def test_without_the_right_to_create_the_schema_the_error_has_the_sql_that
 async def test_the_sql_of_the_error_gives_no_more_than_is_needed(database: str, dsn: str, role: str, key: Key) -> None:
     as_administrator(database, (await refused(dsn, key)).sql)
     await leads(dsn, database, key)
+    assert sorted(query(database, OTHERS)) == [
+        ("function", "check_token", "EXECUTE"),  # for its fenced transactions
+        *(("relation", table, right) for table in ("closed", "token") for right in ("INSERT", "SELECT", "UPDATE")),
+        ("relation", "token_seq", "USAGE"),
+        ("schema", "pgelect", "USAGE"),
+    ]
     for forbidden in (
         "DELETE FROM pgelect.token",
         "TRUNCATE pgelect.token",
@@ -99,7 +105,7 @@ async def test_objects_that_an_administrator_made_are_enough_with_the_documented
     as_administrator(
         database,
         f"GRANT USAGE ON SCHEMA pgelect TO {quoted(role)};"
-        f"GRANT SELECT, INSERT, UPDATE ON pgelect.token TO {quoted(role)};"
+        f"GRANT SELECT, INSERT, UPDATE ON pgelect.token, pgelect.closed TO {quoted(role)};"
         f"GRANT USAGE ON SEQUENCE pgelect.token_seq TO {quoted(role)}",
     )
     await leads(dsn, database, key)
@@ -112,6 +118,9 @@ async def test_objects_that_an_administrator_made_are_enough_with_the_documented
         "SELECT ON pgelect.token",
         "INSERT ON pgelect.token",
         "UPDATE ON pgelect.token",
+        "SELECT ON pgelect.closed",
+        "INSERT ON pgelect.closed",
+        "UPDATE ON pgelect.closed",
         "USAGE ON SEQUENCE pgelect.token_seq",
     ],
 )
@@ -127,7 +136,10 @@ async def test_each_missing_grant_is_refused_with_the_grants_that_mend_it(
     await leads(dsn, database, key)
 
 
-@pytest.mark.parametrize("part", ["TABLE pgelect.token", "SEQUENCE pgelect.token_seq", "FUNCTION pgelect.check_token"])
+@pytest.mark.parametrize(
+    "part",
+    ["TABLE pgelect.token", "TABLE pgelect.closed", "SEQUENCE pgelect.token_seq", "FUNCTION pgelect.check_token"],
+)
 async def test_a_schema_that_lacks_a_part_is_refused_with_the_sql_that_completes_it(
     database: str, dsn: str, role: str, key: Key, part: str
 ) -> None:
@@ -250,7 +262,9 @@ def test_installing_again_keeps_grants_and_revokes_and_takes_from_everybody_what
         ]
 
 
-@pytest.mark.parametrize("sql", ["GRANTS", "READER", "MAY_END_WRITERS", "OWN_DATABASE", "LOCK_FUNCTIONS", "HAND_OVER"])
+@pytest.mark.parametrize(
+    "sql", ["GRANTS", "READER", "MAY_END_WRITERS", "OWN_DATABASE", "LOCK_FUNCTIONS", "HAND_OVER", "RESTORED"]
+)
 def test_the_sql_for_administrators_is_in_the_readme_word_for_word(sql: str) -> None:
     """What the tests run is what people are told to run."""
     assert getattr(roles, sql) in (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

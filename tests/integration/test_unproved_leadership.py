@@ -36,7 +36,7 @@ def role(database: str, last_of_all: ExitStack) -> str:
     with psycopg.connect(database) as conn:
         conn.execute(schema_sql().encode())
         conn.execute(f"GRANT USAGE ON SCHEMA pgelect TO {name}".encode())
-        conn.execute(f"GRANT SELECT, INSERT, UPDATE ON pgelect.token TO {name}".encode())
+        conn.execute(f"GRANT SELECT, INSERT, UPDATE ON pgelect.token, pgelect.closed TO {name}".encode())
         conn.execute(f"GRANT USAGE ON SEQUENCE pgelect.token_seq TO {name}".encode())
     return name
 

@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 
 from psycopg.conninfo import make_conninfo
 
-from pgelect.testing import Postgres, find_installed, installed_postgres, throwaway_postgres
-from tests.support.environment import missing
+from pgelect.testing import Postgres, installed_postgres, throwaway_postgres
+from tests.support.environment import installed_programs
 from tests.support.server import query, sessions
 from tests.support.waiting import eventually_sync
 
@@ -129,10 +129,7 @@ def start(version: Version, **settings: str) -> Postgres:
     """Start a server of that version."""
     if version != "pg_debian":
         return throwaway_postgres(int(version.removeprefix("pg")), settings=settings)
-    found = find_installed()
-    if not found:
-        missing("an installed PostgreSQL server (Debian's postgresql)")
-    return installed_postgres(found[max(found)], settings=settings)
+    return installed_postgres(installed_programs(), settings=settings)
 
 
 def hosts(*servers: Host, **params: str | int) -> str:

@@ -18,7 +18,7 @@ from pgelect import schema_sql
 
 GRANTS = """\
 GRANT USAGE ON SCHEMA pgelect TO app_elector;
-GRANT SELECT, INSERT, UPDATE ON pgelect.token TO app_elector;
+GRANT SELECT, INSERT, UPDATE ON pgelect.token, pgelect.closed TO app_elector;
 GRANT USAGE ON SEQUENCE pgelect.token_seq TO app_elector;
 
 GRANT USAGE ON SCHEMA pgelect TO app_writer;
@@ -39,9 +39,15 @@ HAND_OVER = """\
 ALTER SCHEMA pgelect OWNER TO app_owner;
 ALTER TABLE pgelect.schema_version OWNER TO app_owner;
 ALTER TABLE pgelect.token OWNER TO app_owner;
+ALTER TABLE pgelect.closed OWNER TO app_owner;
 ALTER SEQUENCE pgelect.token_seq OWNER TO app_owner;
 ALTER FUNCTION pgelect.check_token(integer, integer, bigint) OWNER TO app_owner;
 ALTER FUNCTION pgelect.guard() OWNER TO app_owner;
+"""
+RESTORED = """\
+SELECT pg_catalog.setval('pgelect.token_seq',
+    greatest(s.last_value, (SELECT max(t.token) FROM pgelect.token AS t)) + 1099511627776)
+FROM pgelect.token_seq AS s;
 """
 LOCK_FUNCTIONS = """\
 REVOKE EXECUTE ON FUNCTION

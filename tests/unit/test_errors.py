@@ -94,6 +94,14 @@ def test_an_error_carries_its_fields_and_says_what_to_do(
     assert [word for word in words if word not in str(error)] == []
 
 
+def test_a_busy_fence_names_a_few_of_many_blockers_and_carries_them_all() -> None:
+    """Holds off a text that grows with the number of sessions of the database."""
+    error = errors.FenceBusyError(KEY, tuple(range(1000, 3000)))
+    assert error.blockers == tuple(range(1000, 3000))
+    assert "(pid 1000, 1001, 1002, 1003, 1004 and 1995 more)" in str(error)
+    assert len(str(error)) < 300
+
+
 def test_every_error_of_the_module_is_tried_above() -> None:
     tried = {type(error).__name__ for error, _, _ in CASES}
     assert tried == set(errors.__all__) - {"PgElectError"}

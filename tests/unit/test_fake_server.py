@@ -2,19 +2,20 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
-from pgelect._engine.model import Grant, LockKey
-from pgelect._engine.session import Session
-from pgelect.errors import NotPrimaryError, SessionLostError
+from pgelect.errors import NotPrimaryError, PgElectError, SessionLostError
 from pgelect.testing.clock import FakeClock
-from pgelect.testing.fake import FakeServer, FakeSession
+from pgelect.testing.fake import FakeServer
+from tests.support.fake_sessions import KEY, WITHIN_S, leading, lost, opened
 from tests.support.waiting import eventually
 
-KEY = LockKey(1, 2, "jobs")
-WITHIN_S = 5.0
+if TYPE_CHECKING:
+    from pgelect._engine.session import Session
+
 SOON_S = 0.05  # for calls that are expected to time out
 
 
@@ -23,24 +24,6 @@ async def server() -> AsyncIterator[FakeServer]:
     server = FakeServer()
     yield server
     server.stop()  # ends what tests left open, and its timers
-
-
-async def opened(server: FakeServer, identity: str = "a", lease_s: float = 15.0) -> FakeSession:
-    session = server.session(key=KEY, identity=identity, lease_s=lease_s)
-    await session.open(WITHIN_S)
-    return session
-
-
-async def leading(server: FakeServer, identity: str = "a", lease_s: float = 15.0) -> tuple[FakeSession, Grant]:
-    session = await opened(server, identity, lease_s)
-    assert (await session.try_lock(None, WITHIN_S)).granted
-    return session, await session.mint(WITHIN_S)
-
-
-async def lost(session: Session, reason: str, within_s: float = WITHIN_S) -> None:
-    with pytest.raises(SessionLostError) as caught:
-        await session.prove(within_s)
-    assert caught.value.reason == reason
 
 
 async def test_a_fake_session_is_a_session(server: FakeServer) -> None:
@@ -121,61 +104,64 @@ async def test_closing_on_a_frozen_server_is_bounded(server: FakeServer) -> None
     assert server.sessions() == ()
 
 
-async def test_a_partitioned_holder_times_out_and_the_server_frees_its_lock_by_the_lease(server: FakeServer) -> None:
-    leader, _ = await leading(server, lease_s=0.2)
-    follower = await opened(server, "b")
-    server.partition(leader.pid or 0)
-    await lost(leader, "timeout", SOON_S)
-    assert not (await follower.try_lock(None, WITHIN_S)).granted
-    while not (await follower.wait_lock(WITHIN_S)).granted:
-        pass
-    assert server.holders(KEY) == (follower.pid,)
-
-
-async def test_a_partitioned_watcher_hears_of_the_end_when_the_link_heals(server: FakeServer) -> None:
-    leader, _ = await leading(server)
-    pid = leader.pid or 0
-    server.partition(pid)
-    watch = asyncio.create_task(leader.watch(3600.0))
-    server.terminate(pid)
-    await asyncio.sleep(0.01)
-    assert not watch.done()
-    server.heal(pid)
-    with pytest.raises(SessionLostError):
-        await watch
-
-
-async def test_a_cut_link_leaves_a_ghost_that_a_new_session_ends(server: FakeServer) -> None:
+async def test_a_crash_forgets_which_session_took_up_a_term(server: FakeServer) -> None:
+    """As in PostgreSQL, where naming it does not wait for the disk: nothing may depend on it."""
     leader, grant = await leading(server)
-    server.cut(grant.backend.pid)
-    await lost(leader, "closed")
-    assert server.holders(KEY) == (grant.backend.pid,)
+    await leader.close(WITHIN_S)
     again = await opened(server)
     assert (await again.resume(grant, WITHIN_S)).resumed
-    assert server.sessions() == (again.pid,)
-
-
-async def test_a_ghost_that_may_not_be_ended_is_asked_for_again_until_its_lease_is_over() -> None:
-    server = FakeServer(may_terminate=False)
-    _, grant = await leading(server, lease_s=0.2)
-    server.cut(grant.backend.pid)
-    again = await opened(server)
-    answer = await again.resume(grant, WITHIN_S)
-    assert (answer.resumed, answer.final) == (False, False)
-    async with asyncio.timeout(WITHIN_S):
-        while not (answer := await again.resume(grant, WITHIN_S)).resumed:
-            assert not answer.final
-            await asyncio.sleep(0.01)
-    assert server.holders(KEY) == (again.pid,)
-    await again.close(WITHIN_S)
+    row = server.row(KEY)
+    assert row is not None
+    assert row.backend.pid == again.pid
+    server.restart(immediate=True)
+    assert server.row(KEY) == grant.record
 
 
 async def test_a_demoted_server_takes_no_part(server: FakeServer) -> None:
     leader, _ = await leading(server)
     server.demote()
-    assert await leader.prove(WITHIN_S) is False
+    await lost(leader, "disproved")
     with pytest.raises(NotPrimaryError):
         await opened(server)
+
+
+async def test_a_demotion_ends_all_writers_and_what_is_under_way_and_lets_idle_sessions_find_out(
+    server: FakeServer,
+) -> None:
+    """Else the fake would commit in recovery, as no real server can."""
+    leader, grant = await leading(server)
+    fenced = server.begin_fenced(KEY, grant.token)
+    writer = server.client(KEY)
+    await writer.open()
+    await writer.begin()
+    await writer.write(1, grant.token)
+    follower = await opened(server, "b")
+    wait = asyncio.create_task(follower.wait_lock(WITHIN_S))
+    await eventually(lambda: server.waiters(KEY), message="the follower waits")
+    server.demote()
+    assert (server.sessions(), server.clients()) == ((leader.pid,), ())
+    with pytest.raises(SessionLostError):
+        await wait
+    with pytest.raises(SessionLostError):
+        await writer.commit()
+    with pytest.raises(SessionLostError):
+        fenced.commit()
+    server.promote()
+    assert server.ledger() == []
+
+
+async def test_a_mint_is_not_committed_once_the_server_is_in_recovery() -> None:
+    server = FakeServer(commit_s=lambda: 0.05)
+    leader = await opened(server)
+    assert (await leader.try_lock(None, WITHIN_S)).granted
+    mint = asyncio.create_task(leader.mint(WITHIN_S))
+    await eventually(lambda: server._tables.is_being_written(KEY), message="the mint has written its row")
+    server.demote()
+    with pytest.raises(SessionLostError):
+        await mint
+    assert server.row(KEY) is None
+    assert not server._tables.is_being_written(KEY)
+    server.stop()
 
 
 async def test_after_a_promotion_tokens_leap_and_no_term_goes_on(server: FakeServer) -> None:
@@ -234,17 +220,6 @@ async def test_with_a_fake_clock_leases_follow_that_clock() -> None:
     await successor.close(WITHIN_S)
 
 
-async def test_latency_delays_calls_and_counts_against_their_deadline() -> None:
-    server = FakeServer(latency_s=0.02)
-    session = await opened(server)
-    loop = asyncio.get_running_loop()
-    before = loop.time()
-    assert not await session.prove(WITHIN_S)
-    assert loop.time() - before >= 0.04
-    await lost(session, "timeout", 0.03)
-    await eventually(lambda: not server.sessions(), message="the server hears that its client has left")
-
-
 async def test_two_calls_at_once_are_a_mistake_of_the_caller(server: FakeServer) -> None:
     session = await opened(server)
     watch = asyncio.create_task(session.watch(3600.0))
@@ -291,6 +266,16 @@ async def test_statements_are_counted_and_an_idle_session_runs_none(server: Fake
     assert server.statements == before
     await session.prove(WITHIN_S)
     assert server.statements == before + 1
+
+
+@pytest.mark.parametrize("hits_next", [True, False])
+async def test_a_cancel_of_an_idle_session_hits_its_next_statement_or_none(server: FakeServer, hits_next: bool) -> None:
+    leader, _ = await leading(server)
+    assert server.cancel(leader.pid or 0, hits_next=hits_next)
+    if hits_next:
+        with pytest.raises(PgElectError, match="canceling statement"):
+            await leader.prove(WITHIN_S)
+    assert await leader.prove(WITHIN_S) is True
 
 
 async def test_a_fenced_transaction_ends_once(server: FakeServer) -> None:
