@@ -9,14 +9,16 @@
 - A fenced write is committed only under the token of the row, never under a smaller one than an earlier write, and not
   after a newer term has begun, even if a promotion lost that term.
 - Each on_acquired is followed by one end of the same term; a release is told only when the server freed the lock.
-- While somebody waits in the server's queue, and nothing new goes wrong, somebody leads again within the bound.
+- Who does not lead says so wherever it is asked: is_leader, term, token, and Term.is_current of its last term.
+- A term does not go on across a promotion.
 - The lock is freed in a release only after the duty has stopped, or its drain is over.
+
+What is promised of progress is looked at in `progress.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING
 
 from pgelect import LockState
@@ -31,10 +33,9 @@ if TYPE_CHECKING:
     from pgelect.testing._fake_cluster import FakeBackend
     from pgelect.testing._fake_data import Commit
     from tests.simulation.process import Process
+    from tests.simulation.progress import Progress
     from tests.simulation.world import World
 
-QUEUED_WITHIN_S = 0.7
-"""Between two slices a follower is not in the queue: for two messages, slow ones perhaps."""
 LEASE_OVER = "idle-session timeout"
 FREED = "unlocked"
 
@@ -54,12 +55,18 @@ class Fate:
 class Checks:
     """Looks at one simulation."""
 
-    def __init__(self, world: World, server: FakeServer, key: LockKey, processes: Callable[[], list[Process]]) -> None:
+    def __init__(
+        self,
+        world: World,
+        server: FakeServer,
+        key: LockKey,
+        processes: Callable[[], list[Process]],
+        progress: Progress,
+    ) -> None:
+        self.progress = progress
         self.terms = 0
         self.overlaps = 0
         self.writes = 0
-        self.fault_at = 0.0  # when something last went wrong, or was mended
-        self.takeover_bound_s = inf
         self.lost_values: set[int] = set()
         self._world = world
         self._server = server
@@ -74,8 +81,6 @@ class Checks:
         self._began: dict[Process, tuple[int, float]] = {}  # the term of a process by number, and since when it leads
         self._lapsed: dict[Process, int] = {}  # the number of a term that was seen not trusted any more
         self._recovering_since: float | None = None
-        self._queued_at = -inf  # when somebody was last seen in the queue
-        self._unled_since: float | None = None
         self._found: str | None = None  # raised after the step in which it was found
         self._cluster.on_end = self._ended
         self._cluster.data.on_commit = self._committed
@@ -150,7 +155,8 @@ class Checks:
         """Look at everything."""
         self._look_at_holder()
         leaders = [process for process in self._processes() if process.alive and self._look_at_trust(process)]
-        self._look_at_queue(leaders)
+        if (wrong := self.progress.look(leaders, self._holder)) is not None:
+            self.violate(wrong)
         for process in leaders:
             self._look_at_leader(process)
         if len(leaders) > 1:
@@ -170,23 +176,6 @@ class Checks:
         elif self._recovering_since is None:
             self._recovering_since = self._world.now()
 
-    def _look_at_queue(self, leaders: list[Process]) -> None:
-        now, cluster = self._world.now(), self._cluster
-        if cluster.locks.is_queued(self._key):
-            self._queued_at = now
-        if (
-            leaders
-            or not cluster.up
-            or cluster.is_frozen
-            or cluster.in_recovery
-            or now - self._queued_at > QUEUED_WITHIN_S
-        ):
-            self._unled_since = None
-        elif self._unled_since is None:
-            self._unled_since = now
-        elif now - max(self._unled_since, self.fault_at) > self.takeover_bound_s:
-            self.violate(f"nobody leads for {self.takeover_bound_s:.2f} s though a follower waits in the queue")
-
     def _look_at_drain(self, backend: FakeBackend) -> None:
         for process in self._processes():
             machine = process.lock._runner._machine
@@ -200,22 +189,36 @@ class Checks:
 
     def _look_at_trust(self, process: Process) -> bool:
         """Whether it leads."""
-        snapshot = process.lock._runner.snapshot
-        state = snapshot.state
+        snapshot, leads = process.lock._runner.snapshot, process.lock.is_leader
+        is_new = snapshot is not process.seen
+        if is_new:
+            process.seen = snapshot
+            self._look_at_state(process, snapshot.state)
+        if not leads:
+            if snapshot.state is LockState.LEADER:
+                self._lapsed[process] = snapshot.number
+            if is_new or snapshot.term is not None:
+                self._look_at_term(process)
+        elif snapshot.state is not LockState.LEADER:
+            self.violate(f"{process} says that it leads, but is {snapshot.state}")
+        elif self._lapsed.get(process) == snapshot.number:
+            self.violate(f"{process}: trust that had run out came back")
+        return leads
+
+    def _look_at_state(self, process: Process, state: LockState) -> None:
         if state is not LockState.LEADER:
             self._lapsed.pop(process, None)
-            if state is not LockState.RELEASING:
-                process.releasing_since = None
-            elif process.releasing_since is None:
-                process.releasing_since = self._world.now()
-            return False
-        process.releasing_since = None
-        if not process.lock.is_leader:
-            self._lapsed[process] = snapshot.number
-            return False
-        if self._lapsed.get(process) == snapshot.number:
-            self.violate(f"{process}: trust that had run out came back")
-        return True
+        if state is not LockState.RELEASING:
+            process.releasing_since = None
+        elif process.releasing_since is None:
+            process.releasing_since = self._world.now()
+
+    def _look_at_term(self, process: Process) -> None:
+        lock = process.lock
+        if lock.term is not None or lock.token is not None:
+            self.violate(f"{process} does not lead, but speaks of a present term, token {lock.token}")
+        if process.term is not None and process.term.is_current:
+            self.violate(f"{process} does not lead, but its term of token {process.term.token} says it is current")
 
     def _look_at_leader(self, process: Process) -> None:
         machine = process.lock._runner._machine
@@ -231,6 +234,8 @@ class Checks:
             self.violate(f"{process} leads on a server in recovery")
         holder = self._holder
         if holder is not None and holder.id == grant.backend:
+            if grant.timeline != self._server.timeline:
+                self.violate(f"{process} leads in a term of timeline {grant.timeline} after a promotion")
             row = self._server.row(self._key)
             if grant.record is not None and (row is None or row.token != grant.token or row.released_at is not None):
                 self.violate(

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-TURNS_MAX = 10_000
-"""A loop that turns this often at one instant spins."""
+TURNS_MAX, SPIN_S = 10_000, 0.1
+"""A loop that turns this often within so short a time spins."""
+ASKED_MAX = 20_000
+"""A process that asks for the time this often at one instant spins, too."""
 INTERRUPTED = 0.02
 """How likely a process is interrupted between two turns."""
 TURN_S = 1e-4
@@ -53,10 +55,20 @@ class DriftingClock:
         self._world = world
         self.rate = rate
         self._start = start
+        self._asked = self._asked_at = 0
 
-    def now(self) -> float:
+    def time(self) -> float:
         """The local time, in seconds."""
         return self._start + self.rate * self._world.now()
+
+    def now(self) -> float:
+        """The local time, as a lock asks for it: again and again, while nothing else happens, if it spins."""
+        self._asked += 1
+        if self._asked > ASKED_MAX:
+            if self._asked_at == self._world.steps:
+                raise SpinError("a process spins: it never waits")
+            self._asked, self._asked_at = 0, self._world.steps
+        return self.time()
 
 
 class ProcessLoop(asyncio.BaseEventLoop):
@@ -70,6 +82,7 @@ class ProcessLoop(asyncio.BaseEventLoop):
         self._on_error = on_error
         self._calls: deque[Call] = deque()
         self._turn: Due | None = None
+        self._turns, self._turns_since = 0, 0.0
         self._tasks: dict[asyncio.Task[Any], None] = {}  # strong, and in order
         self.asleep = False
         self.dead = False
@@ -77,7 +90,7 @@ class ProcessLoop(asyncio.BaseEventLoop):
     # What asyncio asks of a loop
 
     def time(self) -> float:
-        return self._drifting.now()
+        return self._drifting.time()
 
     def get_debug(self) -> bool:
         return False
@@ -154,6 +167,7 @@ class ProcessLoop(asyncio.BaseEventLoop):
     def bury(self) -> None:
         """End the tasks of a dead process, so that it leaves nothing in memory: nobody sees or hears what they do."""
         self.dead = True
+        self._turns = 0
         for _ in range(TURNS_MAX):
             for task in self.tasks:
                 task.cancel()
@@ -186,9 +200,12 @@ class ProcessLoop(asyncio.BaseEventLoop):
                 self._want_turn()
 
     def _run(self, interrupted: float) -> None:
+        if self._world.now() - self._turns_since > SPIN_S:
+            self._turns, self._turns_since = 0, self._world.now()
         asyncio._set_running_loop(self)
         try:
-            for _ in range(TURNS_MAX):
+            while self._turns < TURNS_MAX:
+                self._turns += 1
                 for _ in range(len(self._calls)):
                     call = self._calls.popleft()
                     if not call.cancelled():
@@ -197,4 +214,4 @@ class ProcessLoop(asyncio.BaseEventLoop):
                     return
         finally:
             asyncio._set_running_loop(None)
-        raise SpinError("a process spins: it does the same over and over while no time passes")
+        raise SpinError("a process spins: it does the same over and over while hardly any time passes")

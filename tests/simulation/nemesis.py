@@ -24,8 +24,10 @@ class Nemesis:
         self._sim = simulation
         self._world = simulation.world
         self._chance = simulation.world.chance
+        self._progress = simulation.checks.progress
         self._undo: dict[Callable[[], None], None] = {}
-        self._active = True
+        self._takeover_s = simulation.limits.takeover_s
+        self.at_peace = False
         self._quiet_s = 0.0
         self._faults: list[tuple[int, Callable[[], None]]] = [
             (4, self.pause),
@@ -51,7 +53,8 @@ class Nemesis:
 
     def stop(self) -> None:
         """Make peace: undo all that is still broken."""
-        self._active = False
+        self.at_peace = True
+        self._progress.fault_at = self._world.now()
         while self._undo:
             undo, _ = self._undo.popitem()
             undo()
@@ -63,25 +66,25 @@ class Nemesis:
         self._world.call_later(quiet_s + self._chance.expovariate(1 / self._sim.plan.faults_every_s), self._strike)
 
     def _strike(self) -> None:
-        if not self._active:
+        if self.at_peace:
             return
         weights = [weight for weight, _ in self._faults]
         (fault,) = self._chance.choices([fault for _, fault in self._faults], weights)
-        self._sim.checks.fault_at = self._world.now()
+        self._progress.fault_at = self._world.now()
         fault()
         self._next()
 
     def _for_a_while(self, undo: Callable[[], None], longest_leases: float = 2.0) -> None:
         def once() -> None:
             if self._undo.pop(undo, self._sim) is None:
-                self._sim.checks.fault_at = self._world.now()
+                self._progress.fault_at = self._world.now()
                 undo()
 
         self._undo[undo] = None
         lasts_s = self._chance.random() * longest_leases * self._sim.plan.lease_s
-        if self._chance.random() < LONG and self._sim.takeover_bound_s < inf:
+        if self._chance.random() < LONG and self._takeover_s < inf:
             # Nothing else happens meanwhile: somebody else has to lead before it is over.
-            lasts_s = self._quiet_s = self._sim.takeover_bound_s + 1.2 * self._sim.plan.lease_s
+            lasts_s = self._quiet_s = self._takeover_s + 1.2 * self._sim.plan.lease_s
             self._sim.ends_at = max(self._sim.ends_at, self._world.now() + lasts_s + 0.1)
         self._world.call_later(lasts_s, once)
 
@@ -168,13 +171,8 @@ class Nemesis:
         process = self._process()
         if process is not None:
             self._count("slow network", process)
-            network = process.network
-            network.slow = True
-
-            def undo() -> None:
-                network.slow = False
-
-            self._for_a_while(undo)
+            process.network.be_slow()
+            self._for_a_while(process.network.be_fast)
 
     def cut(self) -> None:
         backend = self._backend()
@@ -213,7 +211,8 @@ class Nemesis:
     def strip(self) -> None:
         """A pooler's DISCARD ALL: the session goes on without its lock."""
         holder = self._sim.cluster.locks.holder(self._sim.key)
-        if holder is not None and holder.statement is None:  # only the session itself can do it, between statements
+        can = holder is not None and holder.statement is None and not self._sim.cluster.is_frozen
+        if holder is not None and can:  # only the session itself can do it, between statements
             self._count("discard all", holder.id.pid)
             self._sim.checks.stripped(holder)
             self._sim.server.unlock_all(holder.id.pid)
@@ -243,7 +242,7 @@ class Nemesis:
         def die() -> None:
             self._sim.trace("nemesis", "the primary dies")
             self._sim.server.stop(immediate=True)
-            if self._active and self._chance.random() < 0.7:
+            if not self.at_peace and self._chance.random() < 0.7:
                 self._for_a_while(take_over, 0.5)
             else:
                 take_over()

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 USUAL_S = 0.001
+MESSAGE_S = 0.05
+"""The longest that a message travels, unless the network is slow."""
 SLOW_S = 0.3
 
 
@@ -24,6 +26,7 @@ class Network:
         self.wires: list[Wire] = []
         self.up_blocked = self.down_blocked = False
         self.slow = False
+        self._calm_at = 0.0  # what was sent while it was slow has arrived
 
     def new_wire(self) -> Wire:
         """Make a link."""
@@ -37,7 +40,23 @@ class Network:
         chance = self._world.chance
         if self.slow:
             return chance.random() * SLOW_S
-        return chance.expovariate(1 / USUAL_S) if chance.random() < 0.97 else chance.random() * 0.05
+        if chance.random() < 0.97:
+            return min(chance.expovariate(1 / USUAL_S), MESSAGE_S)
+        return chance.random() * MESSAGE_S
+
+    @property
+    def is_well(self) -> bool:
+        """Whether every message arrives, and none takes longer than MESSAGE_S."""
+        return not (self.up_blocked or self.down_blocked or self.slow) and self._world.now() >= self._calm_at
+
+    def be_slow(self) -> None:
+        """Let messages take their time."""
+        self.slow = True
+
+    def be_fast(self) -> None:
+        """Undo it."""
+        self.slow = False
+        self._calm_at = self._world.now() + SLOW_S
 
     def block(self, *, up: bool, down: bool) -> None:
         """Let nothing through in these directions; nobody is told."""

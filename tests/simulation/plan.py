@@ -14,6 +14,18 @@ if TYPE_CHECKING:
     from random import Random
 
 LEASES_S = (0.5, 1.0, 2.0)
+SLICE_S, FENCE_WAIT_S, RELEASE_WAIT_S = 0.9, 0.85, 0.9
+"""As on PostgreSQL; two waits of a mint make FENCE_WAIT_S of bounds."""
+COMMIT_S = 0.05
+"""The longest that the commit of a token takes."""
+REPLACED_AFTER_S = 1.0
+"""The longest until a process that has ended is replaced."""
+MANY = 0.03
+"""How likely there are many processes, for a queue that is long."""
+THINKS_LEASES = 1.2
+"""The longest that a writer stays idle in its transaction."""
+LEASES_THOUGHT = 2 * THINKS_LEASES
+"""It may do so twice while it holds off a mint."""
 DRIFT = 0.99
 """Of the margin, so much is used by clocks that run at another rate than the server's."""
 
@@ -36,10 +48,20 @@ class Plan:
 
     def rate(self, chance: Random) -> float:
         """How fast the clock of a process runs: at most so wrong that the margin still pays for it."""
-        margin = max(MARGIN_MIN_S, MARGIN_RATIO * self.lease_s) / self.lease_s
         if chance.random() < 0.3:
             return 1.0
-        return 1.0 + chance.uniform(-1.0, 1.0) * margin * DRIFT
+        return 1.0 + chance.uniform(-1.0, 1.0) * (1.0 - self.slowest_rate)
+
+    @property
+    def slowest_rate(self) -> float:
+        """How fast a clock runs at least."""
+        return 1.0 - max(MARGIN_MIN_S, MARGIN_RATIO * self.lease_s) / self.lease_s * DRIFT
+
+    @property
+    def longest_retry_s(self) -> float:
+        """The longest delay of the retry strategy."""
+        strategy: FixedInterval | ExponentialBackoff = self.settings["retry_strategy"]
+        return strategy.interval_s if isinstance(strategy, FixedInterval) else strategy.max_s
 
     def next_value(self) -> int:
         """A value that nobody else writes."""
@@ -63,7 +85,7 @@ def plan_of(chance: Random) -> Plan:
         "retry_strategy": chance.choice((FixedInterval(retry_s), ExponentialBackoff(retry_s, retry_s * 4))),
     }
     return Plan(
-        processes=chance.choice((2, 2, 3, 3, 4)),
+        processes=chance.choice((6, 7, 8) if chance.random() < MANY else (2, 2, 3, 3, 4)),
         lease_s=lease_s,
         settings=settings,
         killable=chance.random() < 0.8,

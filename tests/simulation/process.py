@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from pgelect._engine.model import Backend
+    from pgelect._engine.state import Snapshot
+    from pgelect.testing._fake_cluster import FakeBackend
     from tests.simulation.simulation import Simulation
 
 
@@ -33,14 +36,20 @@ class Process:
         self.plan = plan
         self.alive = True  # not killed
         self.stopping = False  # asked to stop
+        self.has_stopped = False  # in an orderly way
+        self.has_successor = False
         self.working: int | None = None  # the number of the term that its duty works for
+        self.seen: Snapshot | None = None  # by the checks, the last one
         self.releasing_since: float | None = None
+        self.term: Term | None = None  # the last one that it heard of
+        self.polled_at = -inf
         self.granted: dict[int, Backend] = {}  # the sessions of its terms, by token, the latest ones
         self.told: list[tuple[str, int]] = []  # ("acquired", token), then ("lost" or "released", token)
         self._world = world
         self._tell = simulation.checks.told
         self._failed = simulation.checks.failed
         self._trace = simulation.trace
+        self._progress = simulation.checks.progress
         chance = world.chance
         self.clock = DriftingClock(world, plan.rate(chance), start=chance.uniform(0.0, 1e6))
         self.loop = ProcessLoop(world, self.clock, self._unhandled)
@@ -104,6 +113,7 @@ class Process:
             self._trace(self.name, f"shutdown: {error}")
         if self.writer is not None:
             await self.writer.close()
+        self.has_stopped = True
 
     async def step_down(self) -> None:
         """Give up leadership, if there is any."""
@@ -114,6 +124,20 @@ class Process:
         """Whether its lock says so, at this very instant."""
         return self.alive and self.lock.is_leader
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was neither killed nor asked to stop."""
+        return self.alive and not self.stopping
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing keeps it from leading."""
+        return self.is_running and not self.loop.asleep and self.network.is_well
+
+    def owns(self, backend: FakeBackend) -> bool:
+        """Whether a session of the server is its own."""
+        return backend.wire in self.network.wires
+
     # What it does itself
 
     async def _main(self) -> None:
@@ -123,6 +147,7 @@ class Process:
             self._failed(self, f"its lock stopped by itself: {self.lock._runner.stop_reason!r}")
 
     async def _duty(self, term: Term) -> None:
+        self.term = term
         self.working = number = self.lock._runner.snapshot.number
         chance = self._world.chance
         try:
@@ -153,14 +178,21 @@ class Process:
             if chance.random() < 0.1:
                 await asyncio.sleep(chance.random() * self.plan.lease_s)
 
+        lock.on_acquire_failed(self._refused)
         lock.on_released(lambda term: self._note("released", term))
         lock.on_error(lambda error: self._trace(self.name, f"on_error {error}"))
         lock.on_state_change(self._changed)
 
     def _note(self, what: str, term: Term) -> None:
         self._trace(self.name, f"on_{what} {term.token}")
+        self.term = term
         self.told.append((what, term.token))
         self._tell(self, what, term.token)
+
+    def _refused(self, error: Exception | None) -> None:
+        if error is None and self.plan.settings["acquire"] == "poll":
+            self.polled_at = self._world.now()
+            self._progress.polled()
 
     def _changed(self, before: LockState, after: LockState) -> None:
         self._trace(self.name, f"{before} -> {after}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pgelect import StaleTokenError
 from pgelect.errors import PgElectError
 from pgelect.testing._fake_transactions import ISOLATIONS
+from tests.simulation.plan import THINKS_LEASES
 
 if TYPE_CHECKING:
     from pgelect import LockKey
@@ -112,4 +113,4 @@ class Writer:
     async def _think(self) -> None:
         chance = self._world.chance
         if chance.random() < 0.15:
-            await asyncio.sleep(chance.random() * self._process.plan.lease_s * 1.2)
+            await asyncio.sleep(chance.random() * self._process.plan.lease_s * THINKS_LEASES)

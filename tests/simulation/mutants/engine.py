@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from pgelect._engine import machine as table
 from pgelect._engine import transitions as rules
 from pgelect._engine.dispatch import Dispatcher
 from pgelect._engine.hooks import Hook
-from pgelect._engine.machine import TABLE
+from pgelect._engine.machine import TABLE, IllegalEventError
 from pgelect._engine.model import LockState
 from pgelect._engine.performer import Performer
 from pgelect._engine.runner import Runner
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
     from pgelect._engine.state import Machine
     from pgelect._engine.transitions import Step
 
-_perform, _post, _call, _drop = (
+_perform, _post, _call, _drop, _apply, _shut_down = (
     Performer.perform,
     Dispatcher.post,
     Performer._call,
     rules._drop,
+    table._apply,
+    Runner.post_shutdown,
 )
+_margin_s = Settings.margin_s
 
 
 def _trusted_for_ever(runner: Runner, number: int | None = None) -> bool:
@@ -69,8 +73,20 @@ async def _mint_before_lock(performer: Performer, io: ev.Io, epoch: int, machine
     return event
 
 
+def _clock_alone(runner: Runner, number: int | None = None) -> bool:
+    return runner._clock.now() < runner.snapshot.trusted_until and number in {None, runner.snapshot.number}
+
+
 def _epochs_do_not_matter(_: Machine, __: Event) -> bool:
     return False
+
+
+def _no_pair_is_illegal(m: Machine, event: Event, now: float) -> Step:
+    """What no rule expects does nothing, in place of stopping the lock."""
+    try:
+        return _apply(m, event, now)
+    except IllegalEventError:
+        return m, ()
 
 
 def _always_was_held(m: Machine, event: ev.Unlocked, now: float) -> Step:
@@ -111,6 +127,22 @@ def _leads_without_asking_again(m: Machine, event: ev.Opened, now: float) -> Ste
     return rules.resumed(replace(m, connected=True), ev.Resumed(m.epoch, now, m.grant.backend), now)
 
 
+def _untold_in_the_grace(m: Machine, event: ev.Shutdown, now: float) -> Step:
+    m, effects = rules.reconnecting_shutdown(m, event, now)
+    return m, tuple(effect for effect in effects if not isinstance(effect, ev.TermEnded))
+
+
+def _leaves_a_task_in_the_grace(runner: Runner, *arguments: float) -> None:
+    if runner.snapshot.state is LockState.RECONNECTING:
+        runner._spawn(asyncio.sleep(1e6))
+    _shut_down(runner, *arguments)
+
+
+def _never_again(m: Machine, event: ev.Unlocked, now: float) -> Step:
+    m, effects = rules.released(m, event, now)
+    return replace(m, wake_at=inf), effects
+
+
 def _rule(state: LockState, event: type[Event], handler: Any) -> tuple[Any, Any, Any]:
     row = dict(TABLE[state])
     row[event] = (handler, tuple(LockState))
@@ -122,27 +154,38 @@ ENGINE_MUTANTS = named(
         "trust_ignores_the_clock": Mutant(
             "is_leader is a stored state, not compared with the clock",
             ((Runner, "is_trusted", _trusted_for_ever),),
-            "lead",
+            "after its session ended",
+        ),
+        "trust_ignores_the_state": Mutant(
+            "is_leader compares only the clock: who has stepped down, or waits to lead, says that it leads",
+            ((Runner, "is_trusted", _clock_alone),),
+            "says that it leads, but is",
         ),
         "trust_counted_from_the_answer": Mutant(
             "a proof is trusted from when its answer came, not from when it was sent",
             ((Performer, "perform", _sent_when_answered),),
-            "lead",
+            "still leads when its lease is over",
         ),
         "no_margin": Mutant(
             "the lease is believed for as long as the server keeps it: nothing pays for clocks that differ",
             ((Settings, "margin_s", property(lambda settings: 0.0)),),
             "still leads when its lease is over",
         ),
+        "half_the_margin": Mutant(
+            "the margin pays for half of what clocks may differ",
+            ((Settings, "margin_s", property(lambda settings: _margin_s.__get__(settings) / 2)),),
+            "still leads when its lease is over",
+        ),
         "no_epoch_check": Mutant(
-            "the answer of an earlier session counts for the present one",
-            ((table, "_is_stale", _epochs_do_not_matter),),
-            "",
+            "the answer of an earlier session counts for the present one: each failure breaks the next session",
+            ((table, "_is_stale", _epochs_do_not_matter), (table, "_apply", _no_pair_is_illegal)),
+            "a process spins",
+            seed=3,
         ),
         "mint_before_the_lock": Mutant(
             "the token is drawn before the lock is held",
             ((Performer, "_call", _mint_before_lock),),
-            "",
+            "was minted, but",
         ),
         "unlock_result_ignored": Mutant(
             "an unlock that the server refused counts as a release",
@@ -162,12 +205,29 @@ ENGINE_MUTANTS = named(
         "ends_not_told": Mutant(
             "on_lost is not called",
             ((Dispatcher, "post", _ends_are_not_told),),
-            "",
+            "without an end of term",
+        ),
+        "end_not_told_at_shutdown": Mutant(
+            "on_lost is not called by a shutdown in the grace",
+            (_rule(LockState.RECONNECTING, ev.Shutdown, _untold_in_the_grace),),
+            "was never ended",
+            seed=32,
+        ),
+        "task_left_at_shutdown": Mutant(
+            "a shutdown in the grace leaves a task behind",
+            ((Runner, "post_shutdown", _leaves_a_task_in_the_grace),),
+            "tasks are left",
+            seed=32,
+        ),
+        "no_campaign_after_a_step_down": Mutant(
+            "who has stepped down never campaigns again",
+            (_rule(LockState.RELEASING, ev.Unlocked, _never_again),),
+            "does not campaign",
         ),
         "sessions_left_open": Mutant(
             "a session that is uncertain is not closed",
             ((rules, "_drop", _sessions_are_left_open),),
-            "",
+            "sessions are left",
         ),
         "no_takeover_delay": Mutant(
             "a new leader does not wait after an unclean end",
@@ -177,7 +237,7 @@ ENGINE_MUTANTS = named(
         "grace_without_asking": Mutant(
             "a term goes on as soon as there is a new session",
             (_rule(LockState.RECONNECTING, ev.Opened, _leads_without_asking_again),),
-            "lead",
+            "still leads when its lease is over",
         ),
     }
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pgelect._engine.session import LockAnswer
+from pgelect.errors import StaleTokenError
 from pgelect.testing._fake_client_end import ClientEnd
 from pgelect.testing._fake_cluster import Cluster, FakeBackend, Statement, Wait
 from pgelect.testing._fake_data import Commit, Data
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pgelect._engine.model import Backend, Grant, LeaderRecord, LockKey
 
 _next_row = Tables.next_row
+_wait_lock, _why_over = Statements.wait_lock, Statements.why_over
 
 
 def _plain_read(transaction: FakeTransaction, token: int) -> None:
@@ -38,6 +40,37 @@ def _latest_row_without_lock(transaction: FakeTransaction, token: int) -> None:
 def _free_at_once(statements: Statements, for_s: float) -> Statement[bool]:
     """FOR KEY SHARE in the fence: it does not hold off an update of the token."""
     return (yield Wait(lambda: True, for_s))
+
+
+def _released_or_not(tables: Tables, key: LockKey, token: int, as_of: int) -> LeaderRecord:
+    row = tables.cluster.data.row(key, as_of)
+    if row is None or row.token != token or not tables.cluster.data.is_of_this_timeline(key, as_of):
+        raise StaleTokenError(key, token)
+    return row
+
+
+def _goes_on_after_a_promotion(statements: Statements, grant: Grant) -> str:
+    return _why_over(statements, replace(grant, timeline=statements.cluster.data.timeline))
+
+
+def _not_held_to_its_lease(statements: Statements, backend: FakeBackend) -> Statement[LockAnswer]:
+    before = backend.held_to_lease
+    work = _wait_lock(statements, backend)
+    wait = next(work)
+    backend.held_to_lease = before
+    while True:
+        try:
+            wait = work.send((yield wait))
+        except StopIteration as stop:
+            answer: LockAnswer = stop.value
+            return answer
+
+
+def _granted_late(statements: Statements, backend: FakeBackend) -> Statement[LockAnswer]:
+    answer = yield from _wait_lock(statements, backend)
+    if answer.granted:
+        yield Wait(lambda: False, 2.0)
+    return answer
 
 
 def _whatever_the_timeline(data: Data, key: LockKey, as_of: int | None = None) -> bool:
@@ -69,8 +102,8 @@ def _select_1(statements: Statements, backend: FakeBackend) -> bool:
     return True
 
 
-def _nothing_is_over(statements: Statements, grant: Grant) -> str:
-    return ""
+def _timeline_alone(statements: Statements, grant: Grant) -> str:
+    return "the server was promoted" if statements.cluster.data.timeline != grant.timeline else ""
 
 
 def _no_lease(cluster: Cluster, backend: FakeBackend) -> None:
@@ -122,7 +155,12 @@ SERVER_MUTANTS = named(
             "a token of an earlier timeline still passes the fence, until somebody mints",
             ((Data, "is_of_this_timeline", _whatever_the_timeline),),
             "a write",
-            seed=977,
+            seed=610,
+        ),
+        "fence_passes_a_released_token": Mutant(
+            "a token still passes the fence when its term was released",
+            ((Tables, "current", _released_or_not),),
+            "a write",
         ),
         "token_does_not_grow": Mutant(
             "a new term takes over the token of the last one",
@@ -142,34 +180,49 @@ SERVER_MUTANTS = named(
         "lock_always_granted": Mutant(
             "SELECT true in the place of pg_try_advisory_lock",
             ((Statements, "try_lock", _always_granted),),
-            "",
+            "leads, but its session never held the lock",
         ),
         "proof_by_select_1": Mutant(
             "a proof asks whether the server answers, not whether it still holds our lock",
             ((Statements, "prove", _select_1),),
-            "lead",
+            "after its session ended: stripped of its lock",
         ),
         "grace_without_the_token_check": Mutant(
             "a term goes on with the lock alone, whoever led in between",
-            ((Statements, "why_over", _nothing_is_over),),
-            "",
+            ((Statements, "why_over", _timeline_alone),),
+            "leads with token",
+            seed=114,
+        ),
+        "grace_across_a_promotion": Mutant(
+            "a term goes on though the server was promoted in between",
+            ((Statements, "why_over", _goes_on_after_a_promotion),),
+            "after a promotion",
+            seed=34,
+        ),
+        "lock_granted_late": Mutant(
+            "whoever waits in the queue hears two seconds late that it has the lock",
+            ((Statements, "wait_lock", _granted_late),),
+            "does not lead",
+        ),
+        "no_lease_after_waiting": Mutant(
+            "who got the lock by waiting is not held to the lease",
+            ((Statements, "wait_lock", _not_held_to_its_lease),),
+            "nobody leads",
         ),
         "no_lease_on_the_server": Mutant(
             "idle_session_timeout is not set",
             ((Cluster, "_idle", _no_lease),),
             "nobody leads",
-            seed=253,
         ),
         "no_deadlines": Mutant(
             "an answer is waited for as long as it takes",
             ((ClientEnd, "_answered", _no_deadline),),
-            "",
-            seed=348,
+            "does not campaign",
         ),
         "links_not_dropped": Mutant(
             "a session that is given up is merely forgotten: the server does not hear of it",
             ((ClientEnd, "abandon", _the_server_is_not_told),),
-            "",
+            "sessions are left on the server",
         ),
         "standby_not_refused": Mutant(
             "nobody asks whether the server is in recovery",
