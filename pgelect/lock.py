@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
@@ -144,6 +145,7 @@ class LeaderLock(Status, Callbacks):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event_watch: asyncio.Task[None] | None = None
         self._owner_pid = os.getpid()
+        self._claiming = threading.Lock()
 
     def _rebuild(self) -> None:
         old, self._runner = self._runner, self._new_runner()
@@ -165,12 +167,16 @@ class LeaderLock(Status, Callbacks):
             ForkedError: the lock belongs to a parent process.
         """
         self._check_pid()
-        self._leave_closed_loop()
-        if self._runner.running:
-            raise RuntimeError("start() was called on a lock that runs already; call it once, or shut it down first")
-        if self._loop is not None and not self._is_at_home():
-            self._rebuild()  # what may be left of an earlier run, such as a callback, is the other loop's
-        self._loop = asyncio.get_running_loop()
+        with self._claiming:  # of several threads that start it at once, one does
+            self._leave_closed_loop()
+            if self._runner.running:
+                raise RuntimeError(
+                    "start() was called on a lock that runs already; call it once, or shut it down first"
+                )
+            if self._loop is not None and not self._is_at_home():
+                self._rebuild()  # what may be left of an earlier run, such as a callback, is the other loop's
+            self._loop = asyncio.get_running_loop()
+            self._runner.claim()
         self._end_event_watch()  # of an earlier run that stopped by itself
         if self._shutdown_event is not None:
             self._event_watch = self._loop.create_task(self._watch_event(self._shutdown_event, self._runner))

@@ -27,7 +27,7 @@ from pgelect._engine.futures import settle
 from pgelect._engine.hooks import Hook
 from pgelect._engine.journal import Journal
 from pgelect._engine.machine import step
-from pgelect._engine.model import Grant, LeaderRecord, LockState, Term
+from pgelect._engine.model import LockState
 from pgelect._engine.performer import Performer
 from pgelect._engine.state import Machine, Snapshot
 from pgelect._engine.term import TermLife
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from pgelect._engine.clock import Clock
+    from pgelect._engine.model import Grant, LeaderRecord, Term
     from pgelect._engine.session import Session
     from pgelect._engine.settings import Settings
     from pgelect.retry import RetryStrategy
@@ -106,10 +107,14 @@ class Runner:
         """Started, and not stopped since."""
         return not self._finished
 
+    def claim(self) -> None:
+        """Count as running from now on; ``start`` follows."""
+        self._finished = False
+
     async def start(self) -> None:
         """Start, and wait until the first attempt was answered, failed, or turned out to be a permanent mistake."""
         loop = asyncio.get_running_loop()
-        self._finished = False
+        self.claim()
         self._inbox.clear()
         self._performer.reset()
         self._spurned.reset()
@@ -324,17 +329,8 @@ class Runner:
             self.post(self._performer.cancelled(epoch))
 
     def _new_term(self, grant: Grant) -> None:
-        life = TermLife()
-        self._life = life
-        self._term = Term(
-            token=grant.token,
-            key=self.settings.key,
-            identity=self.settings.identity,
-            acquired_at=grant.acquired_at,
-            metadata=self.settings.metadata,
-            _is_current=partial(self.is_trusted, self._machine.number),
-            _ended=life.ended,
-        )
+        self._life = TermLife()
+        self._term = self._life.term(grant, self.settings, partial(self.is_trusted, self._machine.number))
 
     def _drain(self, number: int) -> None:
         life = self._life

@@ -5,9 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pgelect._engine.home import check_loop, check_process
+from pgelect._engine.model import Term
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pgelect._engine.model import Grant
+    from pgelect._engine.settings import Settings
 
 _working_for: ContextVar[TermLife | None] = ContextVar("pgelect_term", default=None)
 
@@ -22,6 +29,18 @@ class TermLife:
         self.announced = False  # on_acquired has begun to run
         self._tasks: dict[asyncio.Task[Any], None] = {}  # cancelled when the term is over, in order
         self._guests: dict[asyncio.Future[None], asyncio.Task[Any] | None] = {}  # waited for, not cancelled; by whom
+
+    def term(self, grant: Grant, settings: Settings, is_current: Callable[[], bool]) -> Term:
+        """Make what the user sees of it."""
+        return Term(
+            token=grant.token,
+            key=settings.key,
+            identity=settings.identity,
+            acquired_at=grant.acquired_at,
+            metadata=settings.metadata,
+            _is_current=is_current,
+            _ended=self.ended,
+        )
 
     def join(self, task: asyncio.Task[Any]) -> None:
         """Have ``task`` cancelled when the term is over, and drain until it is done."""

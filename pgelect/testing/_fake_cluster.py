@@ -96,6 +96,7 @@ class Cluster:
         self.client_check_s = 0.0
         self.commit_s: Callable[[], float] = lambda: 0.0
         self.on_end: Callable[[FakeBackend, str], None] | None = None
+        self.on_unlock: Callable[[FakeBackend], None] | None = None
         self.timers: Timers = timers or LoopTimers()
         self._clock = clock
         self._own_time = timers is not None

@@ -172,7 +172,10 @@ class Statements:
             marked = self.tables.released(self.key, token)
             if marked is not None:
                 yield from self.tables.write_row(backend, marked, durable=False)
-        return self.cluster.locks.unlock(self.key, backend)
+        freed = self.cluster.locks.unlock(self.key, backend)
+        if freed and self.cluster.on_unlock is not None:
+            self.cluster.on_unlock(backend)
+        return freed
 
     def _free_for_release(self, token: int, within_s: float) -> Statement[bool]:
         """Wait for the row in two halves, and let no more transactions in after the first; whether it is free."""

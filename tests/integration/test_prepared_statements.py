@@ -37,8 +37,9 @@ async def test_a_connection_of_the_users_is_not_made_to_prepare_whatever_its_thr
             await a.proved(PROOFS // 2)
             terminate(database, lock_holders(database, *key)[0])
             await a.proved(PROOFS // 2)
-            assert len(made) == 2
-            rows = await made[-1].execute("SELECT count(*) FROM pg_prepared_statements", prepare=False)
+            assert len(made) >= 2  # a mint that takes its time looks with one more
+            (session,) = [conn for conn in made if not conn.closed]
+            rows = await session.execute("SELECT count(*) FROM pg_prepared_statements", prepare=False)
             assert await rows.fetchone() == (0,)
             assert len(lock_holders(database, *key)) == 1
             assert a.tokens("acquired")

@@ -6,6 +6,7 @@ The lock has one event loop. What it says of itself is true in every thread; wha
 import asyncio
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -15,6 +16,7 @@ from typing import Any, Self
 import pytest
 
 from pgelect import LeaderLock, LockState, NotLeaderError, Term
+from pgelect._engine.runner import Runner
 from tests.support.locks import SHORT_LEASE, Key, Story, ThreadedLock, is_free, leading, make_lock, program, state_of
 from tests.support.looks import Looks, now
 from tests.support.loops import loop_factories
@@ -327,6 +329,41 @@ def test_of_several_threads_that_start_a_lock_at_once_one_runs_it(database: str,
         assert len(led) == 1, errors
         assert lock.state is LockState.STOPPED
         assert lock_holders(database, *key) == []
+
+
+def test_a_thread_that_starts_a_lock_while_another_is_about_to_is_refused(
+    database: str, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: both had seen that it did not run yet; one of them then waited for ever."""
+    lock = make_lock(database, key)
+    claim, first = Runner.claim, threading.Event()
+    outcomes: list[str] = []
+
+    def slowly(runner: Runner) -> None:
+        first.set()
+        time.sleep(0.1)
+        claim(runner)
+
+    async def own() -> None:
+        async with lock:
+            await asyncio.sleep(0.3)  # the other one tries meanwhile
+
+    def start() -> None:
+        try:
+            asyncio.run(own())
+            outcomes.append("ran")
+        except RuntimeError:
+            outcomes.append("refused")
+
+    monkeypatch.setattr(Runner, "claim", slowly)
+    threads = [threading.Thread(target=start, daemon=True) for _ in range(2)]
+    threads[0].start()
+    assert first.wait(scaled(10))
+    threads[1].start()
+    for thread in threads:
+        thread.join(scaled(10))
+    assert outcomes == ["refused", "ran"]
+    assert lock.state is LockState.STOPPED
 
 
 # One loop after the other

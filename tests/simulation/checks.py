@@ -83,6 +83,7 @@ class Checks:
         self._recovering_since: float | None = None
         self._found: str | None = None  # raised after the step in which it was found
         self._cluster.on_end = self._ended
+        self._cluster.on_unlock = self._unlocked
         self._cluster.data.on_commit = self._committed
 
     # What is told
@@ -120,6 +121,11 @@ class Checks:
 
     def _ended(self, backend: FakeBackend, why: str) -> None:
         self._fates.setdefault(backend.id, Fate(self._world.now(), why))
+
+    def _unlocked(self, backend: FakeBackend) -> None:
+        if backend.id not in self._fates:
+            self._fates[backend.id] = Fate(self._world.now(), FREED)
+            self._look_at_drain(backend)
 
     def _committed(self, commit: Commit) -> None:
         if commit.row is not None and commit.row.released_at is None:
@@ -167,9 +173,8 @@ class Checks:
     def _look_at_holder(self) -> None:
         holder = self._cluster.locks.holder(self._key)
         before = self._holder
-        if before is not None and holder is not before and before.alive and before.id not in self._fates:
-            self._fates[before.id] = Fate(self._world.now(), FREED)
-            self._look_at_drain(before)
+        if before is not None and holder is not before and before.alive:
+            self._unlocked(before)
         self._holder = holder
         if not self._cluster.in_recovery:
             self._recovering_since = None

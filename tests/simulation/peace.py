@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.checks import ViolationError
 from tests.simulation.loop import TURN_S
+from tests.simulation.progress import is_link_well
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,6 +95,8 @@ def _unsettled(sim: Simulation, since: float) -> str:
             return f"{process} has {len(own)} sessions"
         if process is not leader and not (own and (own[0] in waiting or process.polled_at > since)):
             return f"{process} does not campaign"
+        if not all(is_link_well(backend) for backend in own):  # it is still to hear that its session is over
+            return f"{process} has a broken link"
     if len(sessions) != len(running):
         return f"{len(sessions)} sessions are on the server, for {len(running)} running processes"
     return ""

@@ -136,7 +136,7 @@ class Progress:
         if heir in leaders and grant is not None and grant.backend == holder.id:
             self.needed("from the lock to leadership", took_s, bound_s)
             self._heir = None
-        elif not (self._is_server_well and heir.is_well and _is_link_well(holder)):
+        elif not (self._is_server_well and heir.is_well and is_link_well(holder)):
             self._heir_since = now
         elif took_s > bound_s:
             return f"{heir} has held the lock for {took_s:.2f} s, but does not lead"
@@ -166,5 +166,6 @@ class Progress:
         return cluster.up and not cluster.is_frozen and not cluster.in_recovery
 
 
-def _is_link_well(backend: FakeBackend) -> bool:
+def is_link_well(backend: FakeBackend) -> bool:
+    """Both ends can still hear of each other."""
     return not (backend.client_gone or backend.wire.up.lost or backend.wire.down.lost)
