@@ -107,6 +107,7 @@ async def test_a_standby_that_followed_the_first_failover_gives_greater_tokens_a
     with pair.primary.standby() as third:
         async with Elector(hosts(pair.primary, pair.standby, third), key, **LONG) as a:
             first = (await a.leads()).token
+            await asyncio.to_thread(Pair(pair.primary, third).hold_back)  # ahead of the new primary it could not follow
             await asyncio.to_thread(pair.caught_up)
             await asyncio.to_thread(pair.fail_over)
             second = (await a.leads(above=first)).token
