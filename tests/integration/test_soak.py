@@ -30,8 +30,8 @@ from tests.support.waiting import eventually, scaled
 
 ROOT = Path(__file__).parents[2]
 COUNTS = {
-    "asyncio": {"start-stop": 180, "lost": 80, "frozen": 20, "cancelled": 40, "stops": 40},
-    "uvloop": {"start-stop": 40, "lost": 30, "frozen": 20, "cancelled": 20, "stops": 20},
+    "asyncio": {"start-stop": 120, "lost": 60, "frozen": 20, "cancelled": 40, "stops": 40},
+    "uvloop": {"start-stop": 30, "lost": 20, "frozen": 10, "cancelled": 20, "stops": 20},
 }
 
 
