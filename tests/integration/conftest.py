@@ -1,10 +1,12 @@
-"""Pairs of servers, a primary and its standby, that the tests of one module share."""
+"""Pairs of servers, a primary and its standby, that the tests of one module share; and roles with few rights."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from tests.support.replication import VERSIONS, Pair, Pairs, shared_pairs
+from tests.support.roles import Roles
 
 
 @pytest.fixture(scope="module")
@@ -25,3 +27,15 @@ def any_pair(request: pytest.FixtureRequest, pairs: Pairs) -> Iterator[Pair]:
     """On each major version in turn."""
     with pairs.lend(request.param) as pair:
         yield pair
+
+
+@pytest.fixture
+def roles(database: str, last_of_all: ExitStack) -> Roles:
+    """In a database of the test's own; they are dropped when all else is closed."""
+    return last_of_all.enter_context(Roles(database))
+
+
+@pytest.fixture
+def any_roles(any_database: str, last_of_all: ExitStack) -> Roles:
+    """The same on each kind of server in turn."""
+    return last_of_all.enter_context(Roles(any_database))

@@ -8,7 +8,7 @@ been looked up: a pooled connection may be in a transaction of somebody else by 
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import psycopg
@@ -33,16 +33,6 @@ CHECK = "SELECT pgelect.check_token(%s::int4, %s::int4, %s::int8)"
 MINE = (
     "SELECT pid, (SELECT backend_start FROM pg_stat_activity AS a WHERE a.pid = b.pid) FROM pg_backend_pid() AS b (pid)"
 )
-
-
-@pytest.fixture
-def roles(database: str, last_of_all: ExitStack) -> Roles:
-    return last_of_all.enter_context(Roles(database))
-
-
-@pytest.fixture
-def any_roles(any_database: str, last_of_all: ExitStack) -> Roles:
-    return last_of_all.enter_context(Roles(any_database))
 
 
 class Swarm:

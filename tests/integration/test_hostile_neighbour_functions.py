@@ -1,6 +1,5 @@
 """A hostile role and the functions that run with their owner's rights: checking a token, guarding a table."""
 
-from contextlib import ExitStack
 from typing import Any
 
 import psycopg
@@ -13,11 +12,6 @@ from tests.support.roles import Role, Roles, refused_all
 from tests.support.server import query
 
 Key = tuple[int, int]
-
-
-@pytest.fixture
-def any_roles(any_database: str, last_of_all: ExitStack) -> Roles:
-    return last_of_all.enter_context(Roles(any_database))
 
 
 TRAPS = """

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import psycopg
@@ -22,16 +22,6 @@ LOCKING = """
 SELECT p.oid::regprocedure::text FROM pg_proc AS p
 WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.proname ~ 'advisory' AND p.proname !~ 'unlock' ORDER BY 1
 """
-
-
-@pytest.fixture
-def any_roles(any_database: str, last_of_all: ExitStack) -> Roles:
-    return last_of_all.enter_context(Roles(any_database))
-
-
-@pytest.fixture
-def roles(database: str, last_of_all: ExitStack) -> Roles:
-    return last_of_all.enter_context(Roles(database))
 
 
 @asynccontextmanager

@@ -1,6 +1,5 @@
 """A hostile role is there first: it makes the schema, or doubles of what is used, before others come."""
 
-from contextlib import ExitStack
 from typing import Any
 
 import psycopg
@@ -45,16 +44,6 @@ TO_ALL = """
 GRANT USAGE ON SCHEMA pgelect, {own} TO PUBLIC; GRANT ALL ON ALL TABLES IN SCHEMA pgelect TO PUBLIC;
 GRANT ALL ON ALL SEQUENCES IN SCHEMA pgelect TO PUBLIC;
 """
-
-
-@pytest.fixture
-def any_roles(any_database: str, last_of_all: ExitStack) -> Roles:
-    return last_of_all.enter_context(Roles(any_database))
-
-
-@pytest.fixture
-def roles(database: str, last_of_all: ExitStack) -> Roles:
-    return last_of_all.enter_context(Roles(database))
 
 
 def first(roles: Roles, parts: str, *, schema: str = "CREATE SCHEMA pgelect;") -> Role:

@@ -3,7 +3,6 @@
 import asyncio
 import re
 import subprocess
-from contextlib import ExitStack
 from pathlib import Path
 
 import psycopg
@@ -19,16 +18,6 @@ from tests.support.waiting import eventually
 Key = tuple[int, int]
 HIDDEN = "only in the metadata"
 SEEN = "SELECT * FROM pg_stat_activity WHERE application_name LIKE 'pgelect:%%' AND usename = %s"
-
-
-@pytest.fixture
-def any_roles(any_database: str, last_of_all: ExitStack) -> Roles:
-    return last_of_all.enter_context(Roles(any_database))
-
-
-@pytest.fixture
-def roles(database: str, last_of_all: ExitStack) -> Roles:
-    return last_of_all.enter_context(Roles(database))
 
 
 def everything(conn: psycopg.Connection, who: str) -> str:

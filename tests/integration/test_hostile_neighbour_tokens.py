@@ -1,6 +1,6 @@
 """A hostile role and the tokens: it cannot raise, read or mint one, nor keep the next one from being written."""
 
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -56,16 +56,6 @@ READS = [
     "COPY pgelect.token TO STDOUT",
     "SELECT version FROM pgelect.schema_version",
 ]
-
-
-@pytest.fixture
-def any_roles(any_database: str, last_of_all: ExitStack) -> Roles:
-    return last_of_all.enter_context(Roles(any_database))
-
-
-@pytest.fixture
-def roles(database: str, last_of_all: ExitStack) -> Roles:
-    return last_of_all.enter_context(Roles(database))
 
 
 def grants_nothing(conn: psycopg.Connection[Any]) -> None:

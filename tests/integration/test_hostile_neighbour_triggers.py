@@ -1,7 +1,5 @@
 """A hostile role comes between electors and what they write: triggers, and what an earlier owner has left behind."""
 
-from contextlib import ExitStack
-
 import psycopg
 import pytest
 
@@ -32,16 +30,6 @@ OF_THE_SERVER = (
 )
 RULE = "CREATE RULE mine AS ON UPDATE TO pgelect.token DO ALSO NOTHING"
 POLICY = "CREATE POLICY mine ON pgelect.token USING (true); ALTER TABLE pgelect.token ENABLE ROW LEVEL SECURITY"
-
-
-@pytest.fixture
-def any_roles(any_database: str, last_of_all: ExitStack) -> Roles:
-    return last_of_all.enter_context(Roles(any_database))
-
-
-@pytest.fixture
-def roles(database: str, last_of_all: ExitStack) -> Roles:
-    return last_of_all.enter_context(Roles(database))
 
 
 def with_trigger_right(roles: Roles) -> Role:
