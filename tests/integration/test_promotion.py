@@ -133,7 +133,7 @@ async def test_the_old_term_writes_nothing_on_the_new_primary(pair: Pair, key: K
         await conn.commit()
     if tail == "lost":
         await asyncio.to_thread(pair.hold_back)
-    async with Elector(dsn, key, retry_strategy=FixedInterval(60.0), **LONG) as a:
+    async with Elector(dsn, key, auto_reacquire=False, **LONG) as a:
         old = await a.leads()
         pair_lost = pair.primary.dsn()
         async with await AsyncConnection.connect(pair_lost) as conn, a.lock.fence(conn):
