@@ -107,8 +107,16 @@ class Election(ABC):
 
         await soon(free, "the lock is free")
 
+    async def are_gone(self) -> None:
+        """Wait until the server has ended every lock session."""
+
+        async def gone() -> bool:
+            return not await self.pids()
+
+        await soon(gone, "all sessions have ended")
+
     async def is_gone(self, pid: int) -> None:
-        """Wait until the server has ended this lock session."""
+        """Wait until the server has ended this lock session, which frees its lock a little before."""
 
         async def gone() -> bool:
             return pid not in await self.pids()
