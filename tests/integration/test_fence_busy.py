@@ -85,7 +85,7 @@ def test_who_may_end_the_transaction_leads_though_another_tries_in_vain(database
         eventually_sync(lambda: busy(weak), 30, "it cannot")
         strong = group.start("strong")
         successor = group.leading(strong, above=token, timeout_s=30)
-        assert writer not in [session.pid for session in sessions(database, "writer")]
+        eventually_sync(lambda: writer not in [one.pid for one in sessions(database, "writer")], message="it is ended")
         old.cont()
         assert old.ask("commit")["error"] is not None
         assert strong.ask("write")["error"] is None

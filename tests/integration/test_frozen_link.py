@@ -144,7 +144,7 @@ async def test_a_follower_behind_a_frozen_link_that_is_granted_the_lock_never_le
                 assert b.terms == []
                 assert b.looks.spans == []
                 assert c.lock.token == successor.token
-                assert pid not in [one.pid for one in sessions(database)]
+                await eventually(lambda: pid not in [one.pid for one in sessions(database)], message="it is ended")
 
 
 async def test_a_follower_behind_a_frozen_link_does_not_disturb_the_leader(
@@ -182,7 +182,7 @@ async def test_a_link_that_freezes_while_the_token_is_minted_gives_no_term(
                 assert a.terms == []
                 proxy.thaw()
                 await eventually(lambda: lock_waiters(database, *key), message="it waits in the queue")
-                assert pid not in [one.pid for one in sessions(database)]
+                await eventually(lambda: pid not in [one.pid for one in sessions(database)], message="it is ended")
                 assert a.terms == []
                 assert a.looks.spans == []
                 assert query(database, "SELECT token FROM pgelect.token") == [(successor.token,)]

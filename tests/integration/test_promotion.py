@@ -119,7 +119,7 @@ async def test_a_standby_that_followed_the_first_failover_gives_greater_tokens_a
             token = (await a.leads(above=third_at_least)).token
             assert first // TIMELINE + 2 == second // TIMELINE + 1 == token // TIMELINE
             assert held(third, key) == (1, 0)
-        assert sessions(third.dsn()) == []
+        await eventually(lambda: sessions(third.dsn()) == [], message="its sessions are gone")
 
 
 @pytest.mark.parametrize("tail", ["replicated", "lost"])
