@@ -40,6 +40,7 @@ _SETTINGS: Mapping[str, str] = {
     "log_destination": "stderr",
     "logging_collector": "off",
     "log_line_prefix": "%m [%p] %a ",
+    "wal_keep_size": "256MB",  # for a standby that is a little behind when another one makes its copy
     "wal_retrieve_retry_interval": "100ms",  # a standby that finds no primary looks again; 5 s by default
 }
 _NOT_DURABLE: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off"}

@@ -21,6 +21,7 @@ TIMELINE = 1 << 40
 """So much greater are the tokens of one timeline than those of the one before."""
 
 _STREAMS = "SELECT 1 FROM pg_stat_wal_receiver WHERE status = 'streaming'"
+_LAG = "SELECT pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn(), (SELECT status FROM pg_stat_wal_receiver)"
 _TIMELINE = "SELECT ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::int8"
 
 
@@ -49,7 +50,11 @@ class Pair:
         query(self.primary.dsn(), "SELECT pg_logical_emit_message(true, '', '')")
         ((written,),) = query(self.primary.dsn(), "SELECT pg_current_wal_flush_lsn()::text")
         replayed = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
-        eventually_sync(lambda: query(self.standby.dsn(), replayed, written)[0][0], message="the standby has caught up")
+        try:
+            eventually_sync(lambda: query(self.standby.dsn(), replayed, written)[0][0], message="it has caught up")
+        except AssertionError as late:
+            seen = query(self.standby.dsn(), _LAG)
+            raise AssertionError(f"{late}; it is at {seen}, and said:\n{self.standby.log_text()[-3000:]}") from None
 
     def hold_back(self) -> None:
         """The standby has all that was written so far, and receives nothing from here on."""

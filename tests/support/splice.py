@@ -131,10 +131,10 @@ class _Line:
 
     def _down(self, server: socket.socket) -> None:
         while data := _received(server):
-            _send(self._client, data)
-            with self._idle:
+            with self._idle:  # before the client can ask the next question
                 self._is_idle = data.endswith(_READY)
                 self._idle.notify_all()
+            _send(self._client, data)
         server.close()
         if server is self._server:
             _end(self._client)
