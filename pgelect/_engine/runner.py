@@ -73,7 +73,6 @@ class Runner:
         self._life: TermLife | None = None
         self._draining: asyncio.Task[None] | None = None
         self._io: asyncio.Task[ev.Event] | None = None
-        self._io_epoch = 0
         self._background: dict[asyncio.Task[Any], None] = {}  # in order
         self._changed: list[asyncio.Future[None]] = []
         self._close_within_s = CLOSE_WITHIN_S
@@ -112,9 +111,8 @@ class Runner:
         self._finished = False
 
     async def start(self) -> None:
-        """Start, and wait until the first attempt was answered, failed, or turned out to be a permanent mistake."""
+        """After ``claim``: wait until the first attempt was answered, failed, or was a permanent mistake."""
         loop = asyncio.get_running_loop()
-        self.claim()
         self._inbox.clear()
         self._performer.reset()
         self._spurned.reset()
@@ -283,7 +281,7 @@ class Runner:
             case ev.Do(io, epoch):
                 if io is ev.Io.OPEN:
                     self._performer.prepare(epoch)
-                self._io, self._io_epoch = self._spawn(self._performer.perform(io, epoch, self._machine)), epoch
+                self._io = self._spawn(self._performer.perform(io, epoch, self._machine))
                 self._io.add_done_callback(partial(self._io_done, io, epoch))
             case ev.Interrupt():
                 if self._io is not None:
@@ -295,7 +293,7 @@ class Runner:
                         closing.add_done_callback(lambda _: session.abandon())  # it may be cancelled before it began
                     else:
                         session.abandon()
-                        if self._io is not None and self._io_epoch == epoch:  # it may use a second connection
+                        if self._io is not None:  # of this session, which is the present one; it may use a second
                             self._io.cancel()
             case ev.Changed(before, after, reason):
                 self._journal.changed(before, after, reason)
