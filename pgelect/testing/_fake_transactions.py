@@ -197,9 +197,8 @@ class Tables:
         """
         row = self.cluster.data.row(key, as_of)
         of_this_timeline = self.cluster.data.is_of_this_timeline(key, as_of)
-        if row is None or row.token != token or row.released_at is not None or not of_this_timeline:
-            raise StaleTokenError(key, token)
-        if self.cluster.data.closed(key, as_of) == token:
+        is_closed = self.cluster.data.closed(key, as_of) == token
+        if row is None or row.token != token or row.released_at is not None or not of_this_timeline or is_closed:
             raise StaleTokenError(key, token)
         return row
 

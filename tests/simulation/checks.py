@@ -174,7 +174,7 @@ class Checks:
         holder = self._cluster.locks.holder(self._key)
         before = self._holder
         if before is not None and holder is not before and before.alive:
-            self._unlocked(before)
+            self._unlocked(before)  # a release has told of it: its session may end in the same step
         self._holder = holder
         if not self._cluster.in_recovery:
             self._recovering_since = None
