@@ -87,12 +87,10 @@ def until_it_says(run: subprocess.Popen[str], wanted: str) -> None:
     assert any(line.rstrip().endswith(f"  {wanted}") for line in run.stderr)
 
 
-@pytest.mark.slow
-def test_a_short_run_finds_no_violation_and_a_history_that_was_tampered_with_is_not_believed(tmp_path: Path) -> None:
-    kept, written, temporary = tmp_path / "kept", tmp_path / "found.json", tmp_path / "tmp"
-    temporary.mkdir()
-    done = subprocess.run(
-        [*COMMAND, "--seconds", "8", "--keep", str(kept), "--json", str(written)],
+def finished(*flags: str, temporary: Path) -> subprocess.CompletedProcess[str]:
+    """Run it to its end, with its temporary files there."""
+    return subprocess.run(
+        [*COMMAND, *flags],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -100,6 +98,13 @@ def test_a_short_run_finds_no_violation_and_a_history_that_was_tampered_with_is_
         check=False,
         env={**os.environ, "TMPDIR": str(temporary)},
     )
+
+
+@pytest.mark.slow
+def test_a_short_run_finds_no_violation_and_a_history_that_was_tampered_with_is_not_believed(tmp_path: Path) -> None:
+    kept, written, temporary = tmp_path / "kept", tmp_path / "found.json", tmp_path / "tmp"
+    temporary.mkdir()
+    done = finished("--seconds", "8", "--keep", str(kept), "--json", str(written), temporary=temporary)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "longest without a leader" in done.stdout
     found = json.loads(written.read_text())
@@ -110,12 +115,12 @@ def test_a_short_run_finds_no_violation_and_a_history_that_was_tampered_with_is_
     assert sum(each["takeovers"] for each in found["faults"]) == found["happened"]["takeovers"] >= 1
     assert list(temporary.iterdir()) == []
 
-    again = subprocess.run([*COMMAND, "--recheck", str(kept)], cwd=ROOT, capture_output=True, text=True, check=False)
+    again = finished("--recheck", str(kept), temporary=temporary)
     assert again.returncode == 0
     ledger = kept / "ledger.jsonl"
     first, *rest = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join(rest))
-    tampered = subprocess.run([*COMMAND, "--recheck", str(kept)], cwd=ROOT, capture_output=True, text=True, check=False)
+    tampered = finished("--recheck", str(kept), temporary=temporary)
     assert tampered.returncode == 1
     for said in ("acknowledged writes are kept", json.loads(first)["id"], "seed: 1", f"history: {kept}"):
         assert said in tampered.stdout
@@ -134,15 +139,8 @@ def test_a_library_that_is_broken_on_purpose_is_found(
     tmp_path: Path, broken: str, seed: int, seconds: str, rule: str
 ) -> None:
     """Or a run without violations would prove nothing."""
-    done = subprocess.run(
-        [*COMMAND, "--seed", str(seed), "--seconds", seconds, "--break", broken, "--keep", str(tmp_path / "kept")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=scaled(100),
-        check=False,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
+    flags = ["--seed", str(seed), "--seconds", seconds, "--break", broken, "--keep", str(tmp_path / "kept")]
+    done = finished(*flags, temporary=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"broken: {broken}" in done.stdout
     assert f"VIOLATION: {rule}" in done.stdout

@@ -7,9 +7,9 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import pgelect
-from pgelect import LeaderLock, LockKey, SchemaError, schema_sql
+from pgelect import LockKey, SchemaError, schema_sql
 from tests.support.electors import Elector
-from tests.support.roles import GRANTS, HAND_OVER, Role, Roles, as_administrator
+from tests.support.roles import GRANTS, HAND_OVER, Role, Roles, as_administrator, refused
 from tests.support.server import lock_holders, query, sessions
 from tests.support.waiting import eventually
 
@@ -123,16 +123,6 @@ async def test_install_refuses_a_schema_that_a_stranger_made_and_its_sql_does_no
     as_administrator(any_roles.database, refused.value.sql)  # what to do is for a person to decide
     assert _objects(any_roles) == before
     assert not is_trapped(any_roles, hostile)
-
-
-async def refused(dsn: str, key: Key) -> SchemaError:
-    lock = LeaderLock(dsn, *key)
-    try:
-        with pytest.raises(SchemaError) as caught:
-            await lock.start()
-    finally:
-        await lock.shutdown()
-    return caught.value
 
 
 @pytest.mark.parametrize("parts", ["", ALL + TO_ALL], ids=["empty", "complete"])

@@ -4,10 +4,10 @@ import psycopg
 import pytest
 
 import pgelect
-from pgelect import LeaderLock, SchemaError, schema_sql
+from pgelect import SchemaError, schema_sql
 from tests.support.electors import Elector
 from tests.support.locks import token_row
-from tests.support.roles import Role, Roles, as_administrator, refused_all
+from tests.support.roles import Role, Roles, as_administrator, refused, refused_all
 from tests.support.server import lock_holders, query, sessions, terminate
 from tests.support.waiting import eventually
 
@@ -40,16 +40,6 @@ def with_trigger_right(roles: Roles) -> Role:
     roles.run(f"GRANT USAGE ON SCHEMA pgelect TO {hostile.name}")
     roles.run(f"GRANT SELECT, TRIGGER ON pgelect.token, pgelect.schema_version TO {hostile.name}")
     return hostile
-
-
-async def refused(dsn: str, key: Key) -> SchemaError:
-    lock = LeaderLock(dsn, *key)
-    try:
-        with pytest.raises(SchemaError) as caught:
-            await lock.start()
-    finally:
-        await lock.shutdown()
-    return caught.value
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pgelect.testing.fake import FakeServer, FakeSession
 
 KEY = LockKey(1, 2, "jobs")
 WITHIN_S = 5.0
+SOON_S = 0.05  # for calls that are expected to time out
 
 
 async def opened(server: FakeServer, identity: str = "a", lease_s: float = 15.0) -> FakeSession:

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from pgelect import schema_sql
+from pgelect import LeaderLock, SchemaError, schema_sql
 
 GRANTS = """\
 GRANT USAGE ON SCHEMA pgelect TO app_elector;
@@ -143,3 +143,14 @@ class Roles:
     def dbname(self) -> str:
         """The name of the database."""
         return str(conninfo_to_dict(self.database)["dbname"])
+
+
+async def refused(dsn: str, key: tuple[int, int]) -> SchemaError:
+    """Start a lock that must not start, for what the schema is like; why it did not."""
+    lock = LeaderLock(dsn, *key)
+    try:
+        with pytest.raises(SchemaError) as caught:
+            await lock.start()
+    finally:
+        await lock.shutdown()
+    return caught.value

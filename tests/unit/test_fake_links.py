@@ -1,24 +1,13 @@
 """What the fake server does to links beyond the contract: silence, breaks, and how long messages take."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from pgelect.errors import SessionLostError
 from pgelect.testing.fake import FakeServer
-from tests.support.fake_sessions import KEY, WITHIN_S, leading, lost, opened
+from tests.support.fake_sessions import KEY, SOON_S, WITHIN_S, leading, lost, opened
 from tests.support.waiting import eventually
-
-SOON_S = 0.05  # for calls that are expected to time out
-
-
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[FakeServer]:
-    server = FakeServer()
-    yield server
-    server.stop()  # ends what tests left open, and its timers
 
 
 async def test_a_partitioned_holder_times_out_and_the_server_frees_its_lock_by_the_lease(server: FakeServer) -> None:

@@ -1,29 +1,18 @@
 """What the fake server can do beyond the contract: break on request, in ways that a real one is hard to bring to."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import pytest
-import pytest_asyncio
 
 from pgelect.errors import NotPrimaryError, PgElectError, SessionLostError
 from pgelect.testing.clock import FakeClock
 from pgelect.testing.fake import FakeServer
-from tests.support.fake_sessions import KEY, WITHIN_S, leading, lost, opened
+from tests.support.fake_sessions import KEY, SOON_S, WITHIN_S, leading, lost, opened
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pgelect._engine.session import Session
-
-SOON_S = 0.05  # for calls that are expected to time out
-
-
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[FakeServer]:
-    server = FakeServer()
-    yield server
-    server.stop()  # ends what tests left open, and its timers
 
 
 async def test_a_fake_session_is_a_session(server: FakeServer) -> None:
