@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 from pgelect._engine.bounds import Bounds, bounds_of
 from pgelect._engine.model import LockState
 from pgelect._engine.settings import check_argument_s
+from pgelect._health import Facts, Health, health_of
 
 if TYPE_CHECKING:
+    import asyncio
+
     from pgelect._engine.model import LeaderRecord, LockKey, Term
     from pgelect._engine.runner import Runner
     from pgelect._engine.settings import Settings
@@ -23,6 +26,7 @@ class Status:
     _runner: Runner
     _strategy: RetryStrategy
     _owner_pid: int
+    _loop: asyncio.AbstractEventLoop | None
 
     @property
     def key(self) -> LockKey:
@@ -70,6 +74,43 @@ class Status:
     def record(self) -> LeaderRecord | None:
         """The token row as last seen by this lock: who leads, or led; None before it was seen, or without fencing."""
         return self._runner.record
+
+    @property
+    def trust_left_s(self) -> float:
+        """For how many seconds the last proof can still be trusted; 0 while this process does not lead."""
+        return self._runner.trust_left_s()
+
+    def health(self) -> Health:
+        """Tell whether this lock is well, for an orchestrator that restarts what hangs. Safe from any thread.
+
+        A follower is healthy, also while the server is away: a restart would not bring that back. A leader whose proofs
+        are overdue is not, nor is a lock that has stopped by itself or whose task or event loop has ended. It is ready
+        while it leads, or stands by with a connection.
+        """
+        runner, settings = self._runner, self._settings
+        seen, pulse = runner.snapshot, runner.pulse()
+        is_dead = not runner.is_ending or (self._loop is not None and self._loop.is_closed())
+        return health_of(
+            Facts(
+                state=seen.state,
+                now=pulse.now,
+                running=runner.running,
+                started=self._loop is not None,
+                dead=runner.running and seen.state is not LockState.STOPPED and is_dead,
+                forked=not self._owns(),
+                failure=runner.failure,
+                ended=runner.stop_reason if runner.failure is None else None,
+                connected=pulse.connected,
+                proved_at=seen.proved_at,
+                trusted_until=seen.trusted_until,
+                due_at=pulse.due_at,
+                trouble=pulse.trouble,
+                trouble_since=pulse.trouble_since,
+                health_interval_s=settings.health_interval_s,
+                proof_timeout_s=settings.proof_timeout_s,
+                margin_s=settings.margin_s,
+            )
+        )
 
     def bounds(self) -> Bounds:
         """Return the worst-case failover and overlap in seconds that follow from the settings, each with its reason."""

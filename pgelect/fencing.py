@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pgelect._engine.model import LockKey
 
-__all__ = ["check_token", "fenced", "guard_table", "install", "schema_sql", "unguard_table"]
+__all__ = ["check_token", "fenced", "guard_table", "install", "schema_sql", "schema_version", "unguard_table"]
 
 _STALE = "PGE01"
 _SERIALIZATION_FAILURE = "40001"
@@ -38,18 +38,36 @@ _CHECK = SQL("SELECT pgelect.check_token({}::pg_catalog.int4, {}::pg_catalog.int
 
 
 async def install(conn: AsyncConnection[Any]) -> None:
-    """Create the schema ``pgelect`` unless it is there. Safe to call from many processes at once.
+    """Create the schema ``pgelect``, or upgrade it. Safe to call from many processes at once, and while locks are led.
 
-    Inside an open transaction it becomes part of that, and the caller commits.
+    Nothing happens when it is there in this version. Inside an open transaction it becomes part of that, and the caller
+    commits.
 
     Raises:
         SchemaError: the role may not; carries the SQL for an administrator.
+        ConfigurationError: a later version made the schema; nothing was changed.
         PgElectError: the server refused for another reason, or the connection ended.
     """
     try:
-        await _install.create(conn)
+        await _install.upgrade(conn)
     except psycopg.Error as error:
         raise mapped(error, conn, "creating the schema pgelect") from error
+
+
+async def schema_version(conn: AsyncConnection[Any]) -> int | None:
+    """Read the version of the schema ``pgelect``; None when there is none.
+
+    The number itself is for the owner of the schema and for superusers. Other roles are told by what there is in it;
+    a version later than that of this library is to them the version of this library.
+
+    Raises:
+        SchemaError: the schema belongs to a role that is not to be trusted with it.
+        PgElectError: the server refused, or the connection ended.
+    """
+    try:
+        return await _install.version(conn)
+    except psycopg.Error as error:
+        raise mapped(error, conn, "reading the version of the schema pgelect") from error
 
 
 async def check_token(conn: AsyncConnection[Any], key: LockKey, token: int) -> None:

@@ -6,34 +6,34 @@ import asyncio
 import logging
 import os
 import threading
-from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from typing_extensions import override
 
 from pgelect._callbacks import Callbacks
+from pgelect._configuring import Configured
 from pgelect._engine import duty as duties
 from pgelect._engine.clock import Clock, SystemClock
 from pgelect._engine.ending import shut_down
 from pgelect._engine.home import check_loop, check_process
+from pgelect._engine.meter import Meter
 from pgelect._engine.runner import Runner
 from pgelect._engine.settings import Settings, check_argument_s, default_identity, key_of
+from pgelect._fences import Fences
 from pgelect._postgres.dsn import check_dsn
 from pgelect._postgres.options import ConnectFn, Dsn, SessionOptions
 from pgelect._postgres.session import PostgresSession
 from pgelect._status import Status
 from pgelect.errors import NotLeaderError, ShutdownError
-from pgelect.fencing import check_token, fenced
 from pgelect.retry import ExponentialBackoff, RetryLike, as_strategy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
     from types import TracebackType
 
-    from psycopg import AsyncConnection
-
     from pgelect._engine.hooks import Hook
+    from pgelect._engine.meter import Metrics
     from pgelect._engine.model import Term
     from pgelect._engine.session import Session
 
@@ -44,7 +44,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class LeaderLock(Status, Callbacks):
+class LeaderLock(Status, Callbacks, Fences, Configured):
     """Leader election on PostgreSQL: exactly one of the processes that use the same key leads.
 
     All durations are seconds.
@@ -73,7 +73,7 @@ class LeaderLock(Status, Callbacks):
         shutdown_event: an event that stops the lock when it is set.
         connect_fn: an async callable that returns a dedicated psycopg ``AsyncConnection``, instead of ``dsn``.
         allow_pooler: skip the check that refuses transaction poolers.
-        metrics: must be None in this version.
+        metrics: told what happens, such as a ``pgelect.metrics.PrometheusMetrics()``; default None.
 
     Raises:
         ValueError, TypeError: an argument is out of range, or two contradict each other; the message names them.
@@ -101,10 +101,10 @@ class LeaderLock(Status, Callbacks):
         shutdown_event: asyncio.Event | None = None,
         connect_fn: ConnectFn | None = None,
         allow_pooler: bool = False,
-        metrics: None = None,
+        metrics: Metrics | None = None,
     ) -> None:
-        if metrics is not None:
-            raise ValueError("metrics must be None: this version has no metrics yet")
+        if metrics is not None and not callable(getattr(metrics, "for_lock", None)):
+            raise TypeError("metrics must have a method for_lock(lock), as pgelect.metrics.PrometheusMetrics() has")
         if shutdown_event is not None and not isinstance(shutdown_event, asyncio.Event):
             raise TypeError(f"shutdown_event must be an asyncio.Event, not {type(shutdown_event).__name__}")
         if connect_fn is not None and not callable(connect_fn):
@@ -134,18 +134,26 @@ class LeaderLock(Status, Callbacks):
             dsn=dsn,
             connect_fn=connect_fn,
         )
+        self._options = options
         self._strategy = as_strategy(retry_strategy)
         self._shutdown_event = shutdown_event
-        self._build(settings, lambda: PostgresSession(options), SystemClock())
+        self._build(settings, lambda: PostgresSession(self._options), SystemClock())
+        if metrics is not None:
+            self._meter.bind(metrics.for_lock(self))
 
     def _build(self, settings: Settings, sessions: Callable[[], Session], clock: Clock) -> None:
         self._settings = settings
-        self._new_runner = partial(Runner, settings, sessions, self._strategy, clock)
+        self._meter = Meter()
+        self._sessions = sessions
+        self._clock = clock
         self._runner = self._new_runner()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event_watch: asyncio.Task[None] | None = None
         self._owner_pid = os.getpid()
         self._claiming = threading.Lock()
+
+    def _new_runner(self) -> Runner:
+        return Runner(self._settings, self._sessions, self._strategy, self._clock, self._meter)
 
     def _rebuild(self) -> None:
         old, self._runner = self._runner, self._new_runner()
@@ -316,51 +324,24 @@ class LeaderLock(Status, Callbacks):
         """
         return duties.leader_only(lambda: self.is_leader, function)
 
-    # -- fencing -------------------------------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def fence(self, conn: AsyncConnection[Any]) -> AsyncIterator[Term]:
-        """Open a transaction on ``conn`` (a savepoint inside an open one) that commits only under this term's token.
-
-        From here to the end of the transaction no newer term can begin. The token is bound to the transaction, so that
-        guarded tables can be written.
-
-        Raises:
-            NotLeaderError: this process does not lead; nothing was sent.
-            StaleTokenError: a newer term has begun; the transaction is rolled back.
-            SessionLostError: ``conn`` ended during the check. (Where it ends elsewhere, psycopg's own error says so.)
-        """
-        term = self._fencing_term()
-        async with fenced(conn, self.key, term.token):
-            yield term
-
-    async def check_fence(self, conn: AsyncConnection[Any]) -> None:
-        """Check this term's token in the open transaction of ``conn``, and bind it to that transaction.
-
-        Raises:
-            NotLeaderError: this process does not lead; nothing was sent.
-            StaleTokenError: a newer term has begun; roll back.
-            SessionLostError: ``conn`` ended during the check.
-        """
-        await check_token(conn, self.key, self._fencing_term().token)
-
     # -- small parts ---------------------------------------------------------------------------------------------------
 
     @override
     def _add_callback(self, hook: Hook, callback: Callable[..., object]) -> None:
         self._runner.dispatcher.add(hook, callback)
 
-    def _fencing_term(self) -> Term:
-        self._check_pid()
-        if not self._settings.fencing:
-            raise ValueError("this lock was made with fencing=False: there is no token to check")
-        term = self.term
-        if term is None:
-            raise NotLeaderError(self.key, self.state)
-        return term
-
+    @override
     def _check_pid(self) -> None:
         check_process(self._owner_pid)
+
+    @override
+    def _check_caller(self) -> None:
+        self._check_pid()
+        self._check_loop()
+
+    @override
+    def _apply_settings(self) -> None:
+        self._options = replace(self._options, lease_s=self._settings.lease_s)
 
     def _check_loop(self) -> None:
         """Refuse calls from another loop than the lock runs in. One that is stopped answers in any."""

@@ -44,6 +44,10 @@ class Backoff:
             self._previous_s = FALLBACK_DELAY_S
         return self._previous_s
 
+    def use(self, strategy: RetryStrategy) -> None:
+        """Ask that strategy from now on; the count goes on."""
+        self._strategy = strategy
+
     def reset(self) -> None:
         """Start a new count: the last attempt succeeded."""
         self.attempts = 0
@@ -77,6 +81,10 @@ class ShortTerms:
             return 0.0
         delay_s = self._backoff.next_s(error)
         return FALLBACK_DELAY_S if delay_s is None else delay_s  # it did lead: no reason to give up for good
+
+    def use(self, strategy: RetryStrategy) -> None:
+        """Ask that strategy from now on; the count goes on."""
+        self._backoff.use(strategy)
 
     def reset(self) -> None:
         """Start a new count: a term has ended well."""

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
-
+from pgelect._engine.causes import words_of_class
 from pgelect._engine.machine import TABLE
 from pgelect._engine.model import LockState
-
-if TYPE_CHECKING:
-    from pgelect._engine.events import Event
 
 
 def mermaid() -> str:
@@ -22,10 +17,6 @@ def mermaid() -> str:
         for event, (_, targets) in TABLE[state].items():
             for target in targets:
                 if target is not state:
-                    arrows.setdefault((state, target), []).append(_in_words(event))
+                    arrows.setdefault((state, target), []).append(words_of_class(event, " "))
     lines = [f"    {before.value} --> {after.value}: {', '.join(labels)}" for (before, after), labels in arrows.items()]
     return "\n".join(["stateDiagram-v2", f"    [*] --> {LockState.STOPPED.value}", *lines])
-
-
-def _in_words(event: type[Event]) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", " ", event.__name__).lower()

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgelect._engine.futures import settle
 from pgelect._engine.hooks import Callback, Hook, wanted_arguments
+from pgelect._engine.meter import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -54,9 +55,10 @@ class _Call:
 class Dispatcher:
     """Runs callbacks in the order in which they were posted."""
 
-    def __init__(self, failed: Callable[[TermLife, BaseException], None]) -> None:
-        """``failed`` is told of an ``on_acquired`` that raised."""
+    def __init__(self, failed: Callable[[TermLife, BaseException], None], meter: Meter | None = None) -> None:
+        """``failed`` is told of an ``on_acquired`` that raised, ``meter`` of every callback that did."""
         self._failed = failed
+        self._meter = meter if meter is not None else Meter()
         self._callbacks: dict[Hook, list[tuple[Callback, int]]] = {hook: [] for hook in Hook}
         self._queue: deque[_Call] = deque()
         self._owner_pid = os.getpid()
@@ -259,6 +261,7 @@ class Dispatcher:
     def _heard(self, hook: Hook, error: BaseException, acquired: TermLife | None) -> bool:
         """Deal with a callback that raised; True when the callbacks after it are not to run."""
         log.error("%s raised %s", hook.label, type(error).__name__, exc_info=error)
+        self._meter.tell(lambda to: to.callback_failed(hook.label.removeprefix("on_")))
         if hook is not Hook.ERROR:
             self.post(Hook.ERROR, error)
         if acquired is not None:

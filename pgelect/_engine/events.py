@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pgelect._engine.model import Backend, Grant, LockState
+    from pgelect._engine.state import Rules
 
 
 class Io(Enum):
@@ -21,6 +23,8 @@ class Io(Enum):
     PROVE = "prove"
     WATCH = "watch"
     UNLOCK = "unlock"
+    ANNOUNCE = "announce"
+    HEED = "heed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,13 @@ class Shutdown(Event):
     """The user stops the lock: drain for at most ``drain_s``."""
 
     drain_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfigure(Event):
+    """The user changed the settings: these rules from now on."""
+
+    rules: Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +106,15 @@ class LockGranted(SessionEvent):
 
 @dataclass(frozen=True, slots=True)
 class Minted(SessionEvent):
-    """The token is confirmed. ``sent_at``: when the question was sent, on our clock."""
+    """The token is confirmed. ``sent_at``: when the question was sent, on our clock.
+
+    ``trust_s``: for how long the lease that the server was told of then can be trusted; here and below, the rules may
+    have changed since.
+    """
 
     sent_at: float
     grant: Grant
+    trust_s: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +130,7 @@ class Proved(SessionEvent):
     """The server confirmed that the lock is ours. ``sent_at``: when the question was sent, on our clock."""
 
     sent_at: float
+    trust_s: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +142,32 @@ class ProofFailed(SessionEvent):
 
 @dataclass(frozen=True, slots=True)
 class WatchEnded(SessionEvent):
-    """The idle wait is over: its time was up, or it was interrupted."""
+    """The idle wait is over: its time was up, it was interrupted, or somebody called (``heard``)."""
+
+    heard: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Announced(SessionEvent):
+    """What there was to be told of terms is written down, or could not be; nothing depends on it."""
+
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heeded(SessionEvent):
+    """Nobody has asked this term to end, or it could not be found out."""
+
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepDownRequested(SessionEvent):
+    """Somebody who may has asked this very term to end: drain for ``drain_s``, then stay out for ``cooldown_s``."""
+
+    by: str
+    drain_s: float
+    cooldown_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +176,7 @@ class Resumed(SessionEvent):
 
     sent_at: float
     backend: Backend
+    trust_s: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +222,12 @@ class Close(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Changed(Effect):
-    """The state changed, and why."""
+    """The state changed, and why: in a sentence, and in one of a few words."""
 
     before: LockState
     after: LockState
     reason: str
+    cause: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

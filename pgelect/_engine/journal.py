@@ -32,10 +32,13 @@ class Journal:
         self._key = key
         self._clock = clock
         self._warned_of = ""  # the reason of the last transition, if that was a warning
+        self.trouble: Exception | None = None  # the last error, while nothing has gone well since
+        self.trouble_since = inf
         self._told: dict[str, tuple[float, int]] = {}  # by kind of failure: when it was logged, how often it was not
 
     def started(self, health_interval_s: float) -> None:
-        """Warn of an interval that does not keep a connection in the memory of what is on its way."""
+        """Begin anew; warn of an interval that does not keep a connection in the memory of what is on its way."""
+        self.went_well()
         if health_interval_s >= FORGOTTEN_AFTER_S:
             log.warning(
                 "%s: health_interval_s=%g is long: load balancers and NAT forget a connection that is idle for some "
@@ -57,8 +60,15 @@ class Journal:
         if after is LockState.LEADER:
             self._told.clear()
 
+    def went_well(self) -> None:
+        """Note that the server has answered as it should."""
+        self.trouble, self.trouble_since = None, inf
+
     def attempt_failed(self, error: Exception | None) -> None:
         """Log a failed attempt (None: it was refused, no failure), or a lost term, at a bounded rate and once."""
+        if error is not None:
+            self.trouble_since = min(self.trouble_since, self._clock.now())
+            self.trouble = error
         if error is None or str(error) == self._warned_of:
             return
         now, kind = self._clock.now(), type(error).__name__

@@ -13,39 +13,43 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from pgelect._engine import transitions as rules
+from pgelect._engine.causes import cause_of, words_of
 from pgelect._engine.events import (
     Abort,
+    Announced,
     Changed,
     Close,
     Drained,
     Effect,
     Event,
     Failed,
+    Heeded,
     LockGranted,
     LockRefused,
     Minted,
     Opened,
     ProofFailed,
     Proved,
+    Reconfigure,
     Resumed,
     ResumeRefused,
     SessionEvent,
     Shutdown,
     Start,
     StepDown,
+    StepDownRequested,
     TermEnded,
     Tick,
     Unlocked,
     WatchEnded,
 )
 from pgelect._engine.model import LockState
+from pgelect._engine.moves import Step
 from pgelect._engine.state import Machine
-from pgelect._engine.transitions import Step
 from pgelect.errors import SessionLostError
 
 STOPPED, FOLLOWER, ACQUIRING = LockState.STOPPED, LockState.FOLLOWER, LockState.ACQUIRING
@@ -96,26 +100,33 @@ def _apply(m: Machine, event: Event, now: float) -> Step:
     if after.state not in targets:
         raise IllegalEventError(f"{type(event).__name__} led from {m.state.value} to {after.state.value}")
     if after.state is not m.state:
-        effects = (Changed(m.state, after.state, _reason(event, effects)), *effects)
+        effects = (Changed(m.state, after.state, *_why(event, effects)), *effects)
     return after, effects
 
 
-def _reason(event: Event, effects: tuple[Effect, ...]) -> str:
+def _why(event: Event, effects: tuple[Effect, ...]) -> tuple[str, str]:
+    """Reason and cause."""
     ended = (effect.error for effect in effects if isinstance(effect, TermEnded))
     error = next(ended, None) or getattr(event, "error", None)
-    return str(error) if error else re.sub(r"(?<!^)(?=[A-Z])", " ", type(event).__name__).lower()
+    if error:
+        return str(error), cause_of(error)
+    by = f" by {event.by!r}" if isinstance(event, StepDownRequested) else ""
+    return words_of(event, " ") + by, words_of(event, "_")
 
 
 TABLE: Mapping[LockState, Mapping[type[Event], tuple[Handler, tuple[LockState, ...]]]] = {
     STOPPED: {
         Start: (rules.start, (FOLLOWER,)),
+        Reconfigure: (rules.reconfigure, (STOPPED,)),
     },
     FOLLOWER: {
-        Opened: (rules.try_lock, (ACQUIRING,)),
+        Opened: (rules.opened, (ACQUIRING, FOLLOWER)),
+        Announced: (rules.confessed, (ACQUIRING,)),
         Tick: (rules.follower_tick, (FOLLOWER, ACQUIRING)),
         LockRefused: (rules.waited_refused, (FOLLOWER,)),
         LockGranted: (rules.granted, (ACQUIRING,)),
         Failed: (rules.retry, (FOLLOWER, STOPPED)),
+        Reconfigure: (rules.reconfigure, (FOLLOWER,)),
         Shutdown: (rules.leave, (STOPPED,)),
         Abort: (rules.abort, (STOPPED,)),
     },
@@ -128,6 +139,7 @@ TABLE: Mapping[LockState, Mapping[type[Event], tuple[Handler, tuple[LockState, .
         ProofFailed: (rules.proof_failed, (ACQUIRING,)),
         WatchEnded: (rules.watch_ended, (ACQUIRING,)),
         Failed: (rules.retry, (FOLLOWER, STOPPED)),
+        Reconfigure: (rules.reconfigure, (ACQUIRING,)),
         Shutdown: (rules.leave, (STOPPED,)),
         Abort: (rules.abort, (STOPPED,)),
     },
@@ -135,8 +147,12 @@ TABLE: Mapping[LockState, Mapping[type[Event], tuple[Handler, tuple[LockState, .
         Proved: (rules.proved, (LEADER,)),
         ProofFailed: (rules.proof_failed, (LEADER,)),
         WatchEnded: (rules.watch_ended, (LEADER,)),
+        Announced: (rules.announced, (LEADER,)),
+        Heeded: (rules.heeded, (LEADER,)),
+        Reconfigure: (rules.reconfigure, (LEADER,)),
         Failed: (rules.lost, (RECONNECTING, FOLLOWER, STOPPED)),
         StepDown: (rules.step_down, (RELEASING,)),
+        StepDownRequested: (rules.step_down_requested, (RELEASING,)),
         Shutdown: (rules.leader_shutdown, (RELEASING,)),
         Abort: (rules.abort, (STOPPED,)),
     },
@@ -146,6 +162,7 @@ TABLE: Mapping[LockState, Mapping[type[Event], tuple[Handler, tuple[LockState, .
         ResumeRefused: (rules.resume_refused, (RECONNECTING, FOLLOWER, STOPPED)),
         Failed: (rules.grace_retry, (RECONNECTING,)),
         Tick: (rules.reconnecting_tick, (RECONNECTING, FOLLOWER, STOPPED)),
+        Reconfigure: (rules.reconfigure, (RECONNECTING,)),
         StepDown: (rules.reconnecting_step_down, (FOLLOWER, STOPPED)),
         Shutdown: (rules.reconnecting_shutdown, (STOPPED,)),
         Abort: (rules.abort, (STOPPED,)),
@@ -156,6 +173,10 @@ TABLE: Mapping[LockState, Mapping[type[Event], tuple[Handler, tuple[LockState, .
         Proved: (rules.proved, (RELEASING,)),
         ProofFailed: (rules.proof_failed, (RELEASING,)),
         WatchEnded: (rules.watch_ended, (RELEASING,)),
+        Announced: (rules.announced, (RELEASING,)),
+        Heeded: (rules.heeded, (RELEASING,)),
+        StepDownRequested: (rules.requested_too_late, (RELEASING,)),
+        Reconfigure: (rules.reconfigure, (RELEASING,)),
         Unlocked: (rules.released, (FOLLOWER, STOPPED)),
         Failed: (rules.releasing_lost, (FOLLOWER, STOPPED)),
         Shutdown: (rules.releasing_shutdown, (RELEASING,)),

@@ -98,7 +98,10 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class LeaderRecord:
-    """The token row of a lock as it was last seen.
+    """Who leads, or led last: the token row of a lock as it was last seen.
+
+    What only an onlooker asks the server for (see ``pgelect.observe``) is None in the record that a lock keeps. Some of
+    it is hidden from roles that are neither the holder's role nor a member of ``pg_read_all_stats``, and None for them.
 
     Attributes:
         key1, key2, name: which lock; name is None where the keys were given as numbers.
@@ -109,7 +112,14 @@ class LeaderRecord:
         released_at: when it was given up cleanly; None while it lasts and after an unclean end.
         terms: how many terms there have been.
         lease_s: the lease of that term in seconds.
-        backend: the server session that minted the token.
+        backend: the server session that minted the token, or with which its term goes on.
+        alive: that very session holds the lock now, and the term was not given up. None, and so are the next ones, when
+            a standby was asked: locks are not replicated.
+        client_addr: where that session comes from; None for a Unix socket and where hidden.
+        application_name: of that session; None when it is gone.
+        database: to which the lock belongs.
+        last_contact_at: when the server last heard from that session; None when it is gone and where hidden.
+        followers: how many others wait in the server's queue for the lock at this moment.
     """
 
     key1: int
@@ -123,6 +133,17 @@ class LeaderRecord:
     terms: int
     lease_s: float
     backend: Backend
+    alive: bool | None = None
+    client_addr: str | None = None
+    application_name: str | None = None
+    database: str | None = None
+    last_contact_at: datetime | None = None
+    followers: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """The server process of ``backend``."""
+        return self.backend.pid
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +157,7 @@ class Grant:
         timeline: of the server's WAL; a term never goes on across a promotion.
         predecessor_clean: the term before this one was given up cleanly, or there was none.
         record: the token row as written; None without fencing.
+        prior: the row as it was before, of the last term; None when there was none.
     """
 
     token: int
@@ -144,6 +166,24 @@ class Grant:
     timeline: int
     predecessor_clean: bool
     record: LeaderRecord | None
+    prior: LeaderRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LostTerm:
+    """A term that this process has lost, to be written down when it is connected again.
+
+    Attributes:
+        token: of the term.
+        reason: why it ended, in a sentence.
+        at: when, on this process's steady clock, in seconds.
+        untold: the term, if not even its beginning was written down.
+    """
+
+    token: int
+    reason: str
+    at: float
+    untold: Grant | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

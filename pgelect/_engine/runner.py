@@ -20,26 +20,29 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from pgelect._engine import events as ev
-from pgelect._engine.backoff import Backoff
-from pgelect._engine.dispatch import Dispatcher
+from pgelect._engine.causes import cause_of
 from pgelect._engine.ending import ended_from_outside
 from pgelect._engine.futures import settle
 from pgelect._engine.hooks import Hook
 from pgelect._engine.journal import Journal
+from pgelect._engine.lag import measure_lag
 from pgelect._engine.machine import step
+from pgelect._engine.meter import Meter
 from pgelect._engine.model import LockState
 from pgelect._engine.performer import Performer
-from pgelect._engine.state import Machine, Snapshot
-from pgelect._engine.term import TermLife
+from pgelect._engine.state import Machine, Pulse, Snapshot
+from pgelect._engine.tenure import Tenure
 from pgelect.errors import ConnectionError, SessionLostError  # noqa: A004 -- ours on purpose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from pgelect._engine.clock import Clock
-    from pgelect._engine.model import Grant, LeaderRecord, Term
+    from pgelect._engine.dispatch import Dispatcher
+    from pgelect._engine.model import LeaderRecord
     from pgelect._engine.session import Session
     from pgelect._engine.settings import Settings
+    from pgelect._engine.term import TermLife
     from pgelect.retry import RetryStrategy
 
 CLOSE_WITHIN_S = 1.0
@@ -50,34 +53,36 @@ class Runner:
     """Runs one lock from start to stop, any number of times."""
 
     def __init__(
-        self, settings: Settings, sessions: Callable[[], Session], strategy: RetryStrategy, clock: Clock
+        self,
+        settings: Settings,
+        sessions: Callable[[], Session],
+        strategy: RetryStrategy,
+        clock: Clock,
+        meter: Meter | None = None,
     ) -> None:
         self.settings = settings
         self.snapshot = Snapshot()
         self.record: LeaderRecord | None = None
         self.stop_reason: Exception | None = None
-        self.dispatcher = Dispatcher(self._acquired_failed)
         self.pid = os.getpid()
         self.killed = asyncio.Event()  # whoever waits for work to end is to wait no longer
         self._clock = clock
+        self._meter = meter if meter is not None else Meter()
         self._journal = Journal(settings.key, clock)
-        self._spurned = Backoff(strategy, clock)  # on_acquired failed, in a row
-        self._performer = Performer(settings, sessions, strategy, clock, self._seen)
+        self._performer = Performer(settings, sessions, strategy, clock, meter=self._meter, seen=self._seen)
+        self._tenure = Tenure(
+            strategy, clock, self._meter, post=self.post, step_down=self._step_down_spurned, spawn=self._spawn
+        )
         self._machine = Machine(settings.rules)
         self._inbox: deque[ev.Event] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._finished = True
         self._first: asyncio.Future[None] | None = None
-        self._term: Term | None = None  # the present one, or the last
-        self._life: TermLife | None = None
-        self._draining: asyncio.Task[None] | None = None
         self._io: asyncio.Task[ev.Event] | None = None
         self._background: dict[asyncio.Task[Any], None] = {}  # in order
         self._changed: list[asyncio.Future[None]] = []
         self._close_within_s = CLOSE_WITHIN_S
-        self._step_down_inside = False
-        self._spurning = False  # the present term ends because on_acquired raised
 
     # -- what the lock calls -------------------------------------------------------------------------------------------
 
@@ -95,6 +100,20 @@ class Runner:
         """Tell whether this process leads and the last proof was sent no longer ago than that."""
         proved_at = self.snapshot.proved_at
         return self._clock.now() - proved_at <= seconds and self.is_trusted()
+
+    def trust_left_s(self) -> float:
+        """Say for how many seconds the last proof can still be trusted; 0 while this process does not lead."""
+        return max(0.0, self.snapshot.trusted_until - self._clock.now()) if self.is_trusted() else 0.0
+
+    def pulse(self) -> Pulse:
+        """Tell what its health is judged by."""
+        return Pulse(
+            now=self._clock.now(),
+            due_at=self._machine.deadline,
+            connected=self._machine.connected,
+            trouble=self._journal.trouble,
+            trouble_since=self._journal.trouble_since,
+        )
 
     @property
     def failure(self) -> Exception | None:
@@ -115,7 +134,7 @@ class Runner:
         loop = asyncio.get_running_loop()
         self._inbox.clear()
         self._performer.reset()
-        self._spurned.reset()
+        self._tenure.reset()
         self.stop_reason = None
         self.pid = os.getpid()
         self.killed = asyncio.Event()
@@ -136,7 +155,7 @@ class Runner:
         """Give up leadership; return when that is done. False: there was none."""
         if self.snapshot.state not in {LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING}:
             return False
-        self._excuse_caller()
+        self._tenure.excuse_caller()
         number = self._machine.number
         cooldown_s = self._performer.cooldown_s() if cooldown_s is None else cooldown_s
         self.post(ev.StepDown(drain_s, cooldown_s))
@@ -147,7 +166,7 @@ class Runner:
     def post_shutdown(self, drain_s: float, close_s: float = CLOSE_WITHIN_S) -> None:
         """Ask the lock to stop, with these bounds on the drain and on closing the session; ``stopped`` waits for it."""
         self._close_within_s = close_s
-        self._excuse_caller()
+        self._tenure.excuse_caller()
         self.post(ev.Shutdown(drain_s))
 
     async def stopped(self, *, with_callbacks: bool) -> None:
@@ -165,24 +184,39 @@ class Runner:
     @property
     def duty_left(self) -> bool:
         """Work for the last term has still not stopped."""
-        return self._life is not None and self._life.busy
+        return self.life is not None and self.life.busy
 
     @property
     def is_called_by_work(self) -> bool:
         """The running task works for the term, or is a callback: what ends the term will cancel it, and wait for it."""
-        return self.dispatcher.inside() or (self._life is not None and self._life.is_worked_for_here)
+        return self.dispatcher.inside() or (self.life is not None and self.life.is_worked_for_here)
 
     @property
     def life(self) -> TermLife | None:
         """The life of the present term, or of the last one."""
-        return self._life
+        return self._tenure.life
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """What runs the callbacks."""
+        return self._tenure.dispatcher
+
+    def reconfigure(self, settings: Settings, strategy: RetryStrategy) -> None:
+        """Go by these from now on; a leader tells the server of a new lease at once."""
+        self.settings = settings
+        self._performer.reconfigure(settings, strategy)
+        self._tenure.use(strategy)
+        if self.running:
+            self.post(ev.Reconfigure(settings.rules))
+        else:
+            self._machine, _ = step(self._machine, ev.Reconfigure(settings.rules), self._clock.now())
 
     def kill(self) -> None:
         """Drop the link and stop at once, awaiting nothing. The callbacks have a last moment to hear of it."""
         self.killed.set()
         self._apply(ev.Abort(None))
         self.dispatcher.hurry()
-        for task in (self._task, self._draining, *self._background):
+        for task in (self._task, self._tenure.draining, *self._background):
             if task is not None:
                 task.cancel()
 
@@ -214,6 +248,7 @@ class Runner:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
+        lag = self._spawn(measure_lag(self._clock, self._meter)) if self._meter.bound else None
         try:
             self._apply(ev.Start())
             while self._machine.state is not LockState.STOPPED and self._is_ours:
@@ -228,6 +263,8 @@ class Runner:
             raise
         finally:
             settle(self._first)
+            if lag is not None:
+                lag.cancel()
             self.dispatcher.finish()
             if self._background and not loop.is_closed():
                 await asyncio.wait(self._background, timeout=CLOSE_WITHIN_S + 1.0)
@@ -253,7 +290,11 @@ class Runner:
         self._machine, effects = step(self._machine, event, self._clock.now())
         for effect in effects:
             if isinstance(effect, ev.TermBegan):
-                self._new_term(effect.grant)
+                self._tenure.begin(effect.grant, self.settings, partial(self.is_trusted, self._machine.number))
+        if isinstance(event, ev.LockGranted):
+            self._tenure.granted()
+        if isinstance(event, ev.LockRefused | ev.Minted | ev.Proved | ev.Resumed):
+            self._journal.went_well()
         self._publish()
         self._finished = self._machine.state is LockState.STOPPED
         for effect in effects:
@@ -269,9 +310,9 @@ class Runner:
         self.snapshot = Snapshot(
             state=m.state,
             trusted_until=m.trusted_until,
-            proved_at=m.trusted_until - m.rules.trust_s,
+            proved_at=m.proved_at,
             number=m.number,
-            term=self._term if m.grant is not None and m.state is not LockState.ACQUIRING else None,
+            term=self._tenure.term if m.grant is not None and m.state is not LockState.ACQUIRING else None,
         )
 
     # -- effects -------------------------------------------------------------------------------------------------------
@@ -295,18 +336,24 @@ class Runner:
                         session.abandon()
                         if self._io is not None:  # of this session, which is the present one; it may use a second
                             self._io.cancel()
-            case ev.Changed(before, after, reason):
+            case ev.Changed(before, after, reason, cause):
                 self._journal.changed(before, after, reason)
+                if after is LockState.RELEASING:
+                    self._tenure.given_up(cause)
+                if before is LockState.RECONNECTING and after is LockState.LEADER:
+                    self._meter.tell(lambda to: to.reconnected())
+                self._meter.tell(lambda to: to.transition(before, after, cause))
                 self.dispatcher.post(Hook.STATE_CHANGE, before, after)
-            case ev.TermBegan():
-                self.dispatcher.post(Hook.ACQUIRED, self._term, life=self._life)
+            case ev.TermBegan(grant):
+                self._tenure.tell_begun(grant)
             case ev.Drain(number):
-                self._drain(number)
+                self._tenure.drain(number)
             case ev.DrainTimedOut():
                 self._journal.drain_timed_out()
-            case ev.TermEnded(_, released, _):
-                self._end_term(released=released)
+            case ev.TermEnded(_, released, error):
+                self._tenure.end(error, released=released)
             case ev.AttemptFailed(error):
+                self._meter.tell(lambda to: to.attempt_failed("held" if error is None else cause_of(error)))
                 self._journal.attempt_failed(error)
                 self.dispatcher.post(Hook.ACQUIRE_FAILED, error)
                 if error is not None:
@@ -326,54 +373,11 @@ class Runner:
         else:
             self.post(self._performer.cancelled(epoch))
 
-    def _new_term(self, grant: Grant) -> None:
-        self._life = TermLife()
-        self._term = self._life.term(grant, self.settings, partial(self.is_trusted, self._machine.number))
-
-    def _drain(self, number: int) -> None:
-        life = self._life
-        if life is None:
-            return
-        life.end()
-        wait_for_callbacks = not self._step_down_inside and not self.dispatcher.idle
-        if wait_for_callbacks or life.busy:
-            self._draining = self._spawn(self._drained(number, life, wait_for_callbacks=wait_for_callbacks))
-        else:
-            self.post(ev.Drained(number))
-
-    async def _drained(self, number: int, life: TermLife, *, wait_for_callbacks: bool) -> None:
-        if wait_for_callbacks:  # on_state_change may be where the user stops the work
-            await self.dispatcher.flush()
-        await life.drained()
-        self.post(ev.Drained(number))
-
-    def _end_term(self, *, released: bool) -> None:
-        life = self._life
-        if self._draining is not None:
-            self._draining.cancel()
-        if life is not None:
-            life.end()
-            self.dispatcher.post(Hook.RELEASED if released else Hook.LOST, self._term, life=life)
-        if not self._spurning:
-            self._spurned.reset()
-        self._spurning = False
-
-    def _acquired_failed(self, life: TermLife, error: BaseException) -> None:
-        """Step down after an on_acquired that raised: nobody does the work, so somebody else should lead."""
-        if life is not self._life or self._machine.grant is None:
-            return
-        delay_s = self._spurned.next_s(error if isinstance(error, Exception) else None)
-        self._step_down_inside = self._spurning = True
+    def _step_down_spurned(self, delay_s: float | None) -> None:
         cooldown_s = self._performer.cooldown_s() if delay_s is None else delay_s
         self.post(ev.StepDown(self.settings.drain_timeout_s, cooldown_s))
 
     # -- small parts ---------------------------------------------------------------------------------------------------
-
-    def _excuse_caller(self) -> None:
-        """Do not have the drain wait for whoever asks for it: a callback, or the body of a terms() loop."""
-        self._step_down_inside = self.dispatcher.inside()
-        if self._life is not None:
-            self._life.excuse_caller()
 
     def _seen(self, record: LeaderRecord | None) -> None:
         if record is not None:

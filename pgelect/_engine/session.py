@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from pgelect._engine.model import Backend, Grant, LeaderRecord
+    from pgelect._engine.model import Backend, Grant, LeaderRecord, LostTerm
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,24 @@ class ResumeAnswer:
     backend: Backend | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The answer to the question whether this session holds the lock.
+
+    Attributes:
+        held: it does. False is definite.
+        followers: how many others wait for it in the server's queue.
+    """
+
+    held: bool
+    followers: int = 0
+
+
 class Session(Protocol):
     """One dedicated server session, from connect to close."""
+
+    def adjust(self, lease_s: float) -> None:
+        """Have the server enforce that lease, from the next statement on that says so: an attempt, or a proof."""
 
     async def open(self, within_s: float) -> None:
         """Connect, set every setting relied on, and pass the guards.
@@ -87,19 +103,41 @@ class Session(Protocol):
     async def resume(self, grant: Grant, within_s: float) -> ResumeAnswer:
         """On a new session: take the lock again, if the term of ``grant`` can go on. Ends our own ghost."""
 
-    async def prove(self, within_s: float) -> bool:
-        """Prove leadership. False: the server says that this session does not hold the lock (definite).
+    async def prove(self, within_s: float) -> Proof:
+        """Prove leadership.
 
         Raises:
             SessionLostError: no proof within the time, or the session ended, or its server is a standby now.
             PgElectError: the statement failed but the session is usable, such as a cancel by an administrator.
         """
 
-    async def watch(self, for_s: float) -> None:
+    async def watch(self, for_s: float) -> bool:
         """Idle for that long, listening. May be cancelled at any time; the session stays usable.
+
+        Returns:
+            True, and early, when somebody has called who may want the term to end: look with ``heed``. Calls in quick
+            succession count as one.
 
         Raises:
             SessionLostError: the session ended.
+        """
+
+    async def announce(self, grant: Grant | None, lost: LostTerm | None, ago_s: float, within_s: float) -> None:
+        """Write down that the term of ``grant`` has begun, and that ``lost`` ended ``ago_s`` seconds ago.
+
+        With a grant, calls are heard from now on. Where the server has no place for any of that, nothing is done.
+
+        Raises:
+            SessionLostError: the session ended.
+            PgElectError: it could not be written down; the session is usable.
+        """
+
+    async def heed(self, token: int, within_s: float) -> str | None:
+        """Look who has asked the term of that token to end; None: nobody.
+
+        Raises:
+            SessionLostError: the session ended.
+            PgElectError: it could not be found out; the session is usable.
         """
 
     async def unlock(self, token: int, within_s: float) -> bool:

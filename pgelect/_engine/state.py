@@ -10,7 +10,7 @@ from pgelect._engine.model import LockState
 
 if TYPE_CHECKING:
     from pgelect._engine.events import Io
-    from pgelect._engine.model import Backend, Grant, LockKey, Term
+    from pgelect._engine.model import Backend, Grant, LockKey, LostTerm, Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Machine:
     grant: Grant | None = None  # the token of the term, from its minting to its end
     number: int = 0  # of the term, counted in this process
     trusted_until: float = -inf  # leadership is not believed from here on
+    proved_at: float = -inf  # when the last proof that succeeded was sent
     proof_at: float = inf  # the next proof is due
     lead_at: float = inf  # ACQUIRING: a takeover delay is over
     until: float = inf  # RECONNECTING: the grace is over. RELEASING: the drain is over
@@ -47,6 +48,10 @@ class Machine:
     cooldown_s: float = 0.0  # RECONNECTING, RELEASING: stay out for this long afterwards
     stopping: bool = False  # RELEASING: stop afterwards
     ghost: Backend | None = None  # a session of ours that the server may still keep alive
+    untold: bool = False  # LEADER: the term is yet to be announced on this session
+    tell_at: float = -inf  # not before; set when it could not be announced
+    unheeded: bool = False  # LEADER: somebody called; requests to step down are to be looked at
+    lost: LostTerm | None = None  # yet to be written down
 
     @property
     def trusting(self) -> bool:
@@ -73,3 +78,22 @@ class Snapshot:
     proved_at: float = -inf
     number: int = 0
     term: Term | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What the health of a lock is told by, beside its snapshot. Times are of the lock's clock, in seconds.
+
+    Attributes:
+        now: the time.
+        due_at: when the lock has to act next, whatever the server does.
+        connected: its session is open.
+        trouble: the last error, while nothing has gone well since.
+        trouble_since: when the first error of that row came.
+    """
+
+    now: float
+    due_at: float
+    connected: bool
+    trouble: Exception | None
+    trouble_since: float

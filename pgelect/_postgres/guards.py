@@ -51,9 +51,8 @@ async def admit(link: Link, options: SessionOptions, nonce: str, deadline: Deadl
     pid, start, database, in_recovery, slice_ms, role, *schema = row
     if in_recovery:
         raise NotPrimaryError(server_name(link.conn))
-    if options.fencing:
-        await _have_schema(link, role, schema, deadline)
-    return Facts(Backend(pid, instant(start)), nonce, database, slice_ms / 1000)
+    announces = options.fencing and await _have_schema(link, role, schema, deadline)
+    return Facts(Backend(pid, instant(start)), nonce, database, slice_ms / 1000, announces)
 
 
 async def _open(link: Link, query: Composed, deadline: Deadline) -> tuple[Any, ...]:
@@ -109,15 +108,23 @@ async def _backend(link: Link, deadline: Deadline) -> _Backend:
     return await link.run(ask, deadline, "looking for a pooler")
 
 
-async def _have_schema(link: Link, role: str, found: list[Any], deadline: Deadline) -> None:
-    """``found``: rights on schema, tables, sequence (None: missing), whether functions exist, strangers' traces."""
-    *rights, functions, stranger, intruder = found
+async def _have_schema(link: Link, role: str, found: list[Any], deadline: Deadline) -> bool:
+    """See to the schema; whether this role may write down there who leads, which no election depends on.
+
+    ``found``: rights on schema, tables, sequence (None: missing), whether the functions of the fence exist, the right
+    to the functions that announce (None: missing), whether the schema's owner may be acted for, strangers' traces.
+    """
+    *rights, functions, announcing, owns, stranger, intruder = found
     install.check_untouched(stranger, intruder)
-    if None in rights or not functions:
+    incomplete = None in rights or not functions
+    # An earlier version of the schema is enough to lead. Who may not upgrade it does not try at each connection.
+    if incomplete or (announcing is None and owns):
 
         async def make(conn: AsyncConnection[Any]) -> None:
             await install.create(conn, wait_ms=5000)
 
         await link.run(make, deadline, "creating the schema pgelect")
-    elif not all(rights):
+        return True
+    if not all(rights):
         raise SchemaError(f"the role {role!r} may not use the schema pgelect", install.grants_sql(role))
+    return bool(announcing)

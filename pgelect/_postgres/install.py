@@ -10,17 +10,20 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Identifier, Literal
 
-from pgelect.errors import SchemaError
+from pgelect.errors import ConfigurationError, SchemaError
 
 # A pair of its own; "pgel" and "ect1" as bytes. Creation is serialised by the transaction lock of this pair.
 _INSTALL_KEYS = (0x7067656C, 0x65637431)
 _TAKEN_MEANWHILE = frozenset({"23505", "42P07", "42710", "42P06", "42723"})
 _NO_RIGHT = "42501"
+_NEWER = "PGE04"
 _ATTEMPTS = 3
 
 # What the schema consists of. All of it is looked up by name, so that a database of many tables costs nothing.
-RELATIONS = ("schema_version", "token", "token_seq", "closed")
-FUNCTIONS = ("check_token", "guard")
+SCHEMA_VERSION = 2
+RELATIONS = ("schema_version", "token", "token_seq", "closed", "history", "step_down", "leaders")
+ANNOUNCING = ("announce", "report_lost", "asked_to_step_down")  # what a lock calls of version 2, and can do without
+FUNCTIONS = ("check_token", "guard", *ANNOUNCING, "request_step_down")
 
 # Operators are qualified because this runs with the user's search_path, too.
 _RELATION = SQL(
@@ -55,6 +58,7 @@ INTRUDER = SQL(
     "WHERE g.tgrelid OPERATOR(pg_catalog.=) c.oid AND NOT g.tgisinternal "
     "UNION ALL SELECT pg_catalog.format('DROP RULE %I ON pgelect.%I', r.rulename, c.relname) "
     "FROM pg_catalog.pg_rewrite AS r WHERE r.ev_class OPERATOR(pg_catalog.=) c.oid "
+    "AND (c.relkind OPERATOR(pg_catalog.<>) 'v' OR r.rulename OPERATOR(pg_catalog.<>) '_RETURN') "
     "UNION ALL SELECT pg_catalog.format('ALTER TABLE pgelect.%I DISABLE ROW LEVEL SECURITY', c.relname) "
     "WHERE c.relrowsecurity) AS i (removal) WHERE n.nspname OPERATOR(pg_catalog.=) 'pgelect')"
 ).format(relation=_RELATION)
@@ -78,13 +82,25 @@ _LOOK = SQL(
     stranger=STRANGER,
     intruder=INTRUDER,
 )
+# The number is only for who may change the schema; for others, what there is tells, as far as this version knows it.
+_VERSIONS = SQL(
+    "SELECT n.nspname IS NOT NULL, (SELECT pg_catalog.bool_and(pg_catalog.has_table_privilege(c.oid, 'SELECT')) "
+    "AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') FROM pg_catalog.pg_class AS c "
+    "WHERE c.relnamespace OPERATOR(pg_catalog.=) n.oid AND c.relname OPERATOR(pg_catalog.=) 'schema_version'), "
+    "{stranger} FROM (VALUES (1)) AS one (row) "
+    "LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname OPERATOR(pg_catalog.=) 'pgelect'"
+).format(stranger=STRANGER)
+_VERSION = SQL("SELECT pg_catalog.max(v.version) FROM pgelect.schema_version AS v")
 _SERIALISE = SQL("SELECT pg_catalog.pg_advisory_xact_lock({}, {})").format(*map(Literal, _INSTALL_KEYS))
 
 
 def schema_sql() -> str:
     """Give the DDL of the schema, safe to run again. It refuses a schema that a stranger made or meddled with."""
     text = files("pgelect._postgres").joinpath("schema.sql").read_text(encoding="utf-8")
-    return text.replace("{stranger}", STRANGER.as_string(None)).replace("{intruder}", INTRUDER.as_string(None))
+    values = {"stranger": STRANGER.as_string(None), "intruder": INTRUDER.as_string(None), "version": SCHEMA_VERSION}
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    return text
 
 
 def grants_sql(role: str) -> str:
@@ -99,6 +115,26 @@ def grants_sql(role: str) -> str:
             f"GRANT SELECT, INSERT, UPDATE ON pgelect.token, pgelect.closed TO {name};",
             f"GRANT USAGE ON SEQUENCE pgelect.token_seq TO {name};",
             f"GRANT EXECUTE ON FUNCTION pgelect.check_token(integer, integer, bigint) TO {name};",
+            f"GRANT EXECUTE ON FUNCTION {', '.join(f'pgelect.{function}' for function in ANNOUNCING)} TO {name};",
+        )
+    )
+
+
+def reader_grants_sql(role: str) -> str:
+    """Give the SQL that lets a role see who leads and who led."""
+    name = Identifier(role).as_string(None)
+    return "\n".join(
+        (f"GRANT USAGE ON SCHEMA pgelect TO {name};", f"GRANT SELECT ON pgelect.leaders, pgelect.history TO {name};")
+    )
+
+
+def operator_grants_sql(role: str) -> str:
+    """Give the SQL that lets a role ask leaders to step down."""
+    name = Identifier(role).as_string(None)
+    return "\n".join(
+        (
+            f"GRANT USAGE ON SCHEMA pgelect TO {name};",
+            f"GRANT EXECUTE ON FUNCTION pgelect.request_step_down TO {name};",
         )
     )
 
@@ -173,8 +209,58 @@ def rewritten_token() -> SchemaError:
     )
 
 
+async def version(conn: AsyncConnection[Any]) -> int | None:
+    """Read the version of the schema; None when there is none.
+
+    A role that may not read the number is told by the parts that are there: at most SCHEMA_VERSION.
+
+    Raises:
+        SchemaError: it belongs to a stranger.
+        psycopg.Error: anything else.
+    """
+    async with conn.transaction(), AsyncCursor(conn, row_factory=tuple_row) as cursor:
+        await cursor.execute(_VERSIONS)
+        row = await cursor.fetchone()
+        assert row is not None  # noqa: S101 -- for the type checker: the query gives one row
+        exists, readable, stranger = row
+        if stranger is not None:
+            raise foreign_schema(stranger)
+        if readable:
+            await cursor.execute(_VERSION)
+            (found,) = await cursor.fetchone() or (None,)
+            return None if found is None else int(found)
+        if not exists or readable is None:
+            return None
+        await cursor.execute(_LOOK)
+        complete, *_ = await cursor.fetchone() or (False,)
+        return SCHEMA_VERSION if complete else SCHEMA_VERSION - 1
+
+
+async def upgrade(conn: AsyncConnection[Any]) -> None:
+    """Create what is missing, as ``create`` does, and refuse a schema of a later version.
+
+    Raises:
+        ConfigurationError: the schema is of a later version.
+        SchemaError, psycopg.Error: as for ``create``.
+    """
+    found = await version(conn)
+    if found is not None and found > SCHEMA_VERSION:
+        raise newer_schema(found)
+    await create(conn)
+
+
+def newer_schema(found: int) -> ConfigurationError:
+    """Make the error about a schema that a later version of pgelect made."""
+    return ConfigurationError(
+        f"the schema pgelect in this database is of version {found}, and this pgelect makes version {SCHEMA_VERSION}. "
+        "Nothing was changed. Upgrade pgelect, or leave the schema as it is: locks of this version work with it."
+    )
+
+
 async def create(conn: AsyncConnection[Any], *, wait_ms: int | None = None) -> None:
     """Create what is missing. Inside an open transaction it becomes part of that; the caller commits.
+
+    Nothing is done where all parts are there, whatever the version.
 
     Args:
         conn: any; the transaction is its own, or a savepoint.
@@ -182,6 +268,7 @@ async def create(conn: AsyncConnection[Any], *, wait_ms: int | None = None) -> N
 
     Raises:
         SchemaError: the role may not; carries the SQL for an administrator.
+        ConfigurationError: a later version made the schema, and left a part out.
         psycopg.Error: anything else.
     """
     for attempt in range(1, _ATTEMPTS + 1):
@@ -209,6 +296,11 @@ async def _create(conn: AsyncConnection[Any], wait_ms: int | None) -> None:
             async with conn.transaction():
                 await cursor.execute(schema_sql().encode())
         except psycopg.Error as error:
+            if error.sqlstate == _NEWER:
+                raise ConfigurationError(
+                    f"{error.diag.message_primary}. Nothing was changed; a part of it is missing. "
+                    "Upgrade pgelect, and run 'pgelect init'."
+                ) from error
             if error.sqlstate != _NO_RIGHT:
                 raise
             raise SchemaError(

@@ -113,15 +113,19 @@ class Link:
             )
         return self._result(task, doing)
 
-    async def watch(self, for_s: float) -> None:
-        """Idle on the socket. A cancel ends the wait and leaves the link as it was."""
-        task = self._start(_listen(self.conn, for_s))
+    async def watch(self, for_s: float, deaf_s: float = 0.0) -> bool:
+        """Idle on the socket. A cancel ends the wait and leaves the link as it was.
+
+        Returns:
+            True, and early, when a notification came; after ``deaf_s`` for those that came within that.
+        """
+        task = self._start(_listen(self.conn, for_s, min(deaf_s, for_s)))
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
             await self._stop(task)
             raise
-        self._result(task, "it was idle")
+        return self._result(task, "it was idle")
 
     def drop(self) -> None:
         """End the connection without waiting for anything. Never raises; harmless when repeated or in a fork."""
@@ -244,10 +248,16 @@ class Link:
             self.conn.pgconn.finish()
 
 
-async def _listen(conn: AsyncConnection[Any], for_s: float) -> None:
-    async with aclosing(conn.notifies(timeout=for_s)) as notes:
+async def _listen(conn: AsyncConnection[Any], for_s: float, deaf_s: float) -> bool:
+    """Wait for a notification; the wait itself is what surfaces a killed backend."""
+    if deaf_s > 0:
+        async with aclosing(conn.notifies(timeout=deaf_s)) as notes:
+            if [None async for _ in notes]:
+                return True
+    async with aclosing(conn.notifies(timeout=for_s - deaf_s)) as notes:
         async for _ in notes:
-            pass  # nothing is listened to yet; the wait itself is what surfaces a killed backend
+            return True
+    return False
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()

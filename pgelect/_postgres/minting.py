@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from pgelect._engine.model import Grant
-from pgelect._postgres import sql
+from pgelect._postgres import blockers, sql
 from pgelect._postgres.connect import Connector
 from pgelect._postgres.install import rewritten_token
 from pgelect._postgres.opened import Opened, results
@@ -24,7 +24,6 @@ from pgelect.errors import FenceBusyError, PgElectError, SessionLostError
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
-    from pgelect._engine.model import Backend
     from pgelect._postgres.link import Deadline
     from pgelect._postgres.opened import Rows
 
@@ -113,12 +112,12 @@ class _Attempt:
             link.drop()
 
     async def _end_them(self, beside: Opened) -> None:
-        query = sql.fence_blockers(self._session.facts.backend)
+        query = blockers.fence_blockers(self._session.facts.backend)
         while True:
             rows = (await beside.ask(query, self._deadline, "looking for blockers"))[-1]
             for pid in {pid for (pid,) in rows} - self._told:
                 self.blockers.add(pid)
-                if await _end(beside, self._session.facts.backend, pid, self._deadline):
+                if await blockers.end(beside, self._session.facts.backend, pid, self._deadline):
                     self._told.add(pid)
             self._helped.set()
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -167,9 +166,11 @@ async def _write(session: Opened, wait_s: float, deadline: Deadline) -> tuple[An
 
 
 def _grant(session: Opened, row: tuple[Any, ...]) -> Grant:
-    _, timeline, held, clean, prior_name, *written = row
+    _, timeline, held, clean, *columns = row
+    written, before = columns[: sql.RECORD_COLUMNS], columns[sql.RECORD_COLUMNS :]
+    prior = None if before[0] is None else sql.record_of(before)
     if written[0] is None:
-        session.refuse_collision(prior_name)
+        session.refuse_collision(prior.name if prior is not None else None)
         if not held:
             session.link.drop()
             detail = "the server says that this session does not hold the lock any more: no token was minted"
@@ -183,16 +184,5 @@ def _grant(session: Opened, row: tuple[Any, ...]) -> Grant:
         timeline=timeline,
         predecessor_clean=bool(clean),
         record=record,
+        prior=prior,
     )
-
-
-async def _end(beside: Opened, waiting: Backend, pid: int, deadline: Deadline) -> bool:
-    """End a session that is in the way. False: it is not any more."""
-    query = sql.end_blocker(waiting, pid)
-    try:
-        rows = (await beside.ask(query, deadline, "ending a fenced transaction of an earlier term"))[-1]
-    except SessionLostError:
-        raise
-    except PgElectError:  # no right to; it may end by itself
-        return True
-    return bool(rows and rows[0][0])

@@ -33,12 +33,14 @@ class Facts:
         nonce: what we set in it; a server session without that is not the one we set up.
         database: the oid of its database.
         slice_s: how long one wait in the server's queue lasts at most, in seconds.
+        announces: this role may write down who leads; False with an earlier version of the schema, too.
     """
 
     backend: Backend
     nonce: str
     database: int
     slice_s: float
+    announces: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,16 @@
--- The schema of pgelect, version 1. Safe to run again. One statement: all of it or nothing, however it is run.
--- Lock sessions need USAGE on the schema, SELECT, INSERT, UPDATE on token and on closed, USAGE on token_seq.
+-- The schema of pgelect, version 2. Safe to run again, and while locks are led. One statement: all of it or nothing,
+-- however it is run. A later version only adds to an earlier one, so that processes of both work side by side.
+-- Lock sessions need USAGE on the schema, SELECT, INSERT, UPDATE on token and on closed, USAGE on token_seq; and
+-- EXECUTE on announce, report_lost and asked_to_step_down, without which they lead all the same.
 -- Writers of fenced transactions need USAGE on the schema and EXECUTE on check_token, nothing else.
+-- Onlookers need USAGE on the schema and SELECT on leaders and history.
 -- It runs under anybody's search_path: whatever could be found elsewhere is qualified, operators and types as well.
 
 DO $schema$
 DECLARE
     stranger pg_catalog.text;
     intruder pg_catalog.text;
+    newer pg_catalog.int4;
 BEGIN
 
 -- IF NOT EXISTS would ask for the right to create even where the schema exists.
@@ -27,10 +31,19 @@ IF intruder IS NOT NULL THEN
         USING ERRCODE = 'PGE03', HINT = pg_catalog.format('Find out who made it, then: %s;', intruder);
 END IF;
 
+-- Version 1: tokens and the fence.
+
 CREATE TABLE IF NOT EXISTS pgelect.schema_version (
     version integer PRIMARY KEY,
     installed_at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
+
+-- Its functions may have been changed since, and must not be set back.
+newer := (SELECT pg_catalog.max(v.version) FROM pgelect.schema_version AS v);
+IF newer OPERATOR(pg_catalog.>) {version} THEN
+    RAISE EXCEPTION 'the schema pgelect in this database is of version %, and this is version {version}', newer
+        USING ERRCODE = 'PGE04', HINT = 'Nothing was changed. Upgrade pgelect, or leave the schema as it is.';
+END IF;
 
 -- A cache would hand sessions ranges of numbers, and tokens would not grow from term to term.
 CREATE SEQUENCE IF NOT EXISTS pgelect.token_seq AS bigint CACHE 1 NO CYCLE;
@@ -125,15 +138,159 @@ BEGIN
 END
 $pgelect$;
 
+-- Version 2: who led, and requests to step down. Nothing that an election depends on.
+
+-- The last thousand terms of each lock. `ending` is NULL while a term lasts, and when nobody has told how it ended.
+CREATE TABLE IF NOT EXISTS pgelect.history (
+    key1 integer NOT NULL,
+    key2 integer NOT NULL,
+    token bigint NOT NULL,
+    name pg_catalog.text,
+    holder pg_catalog.text NOT NULL,
+    metadata pg_catalog.jsonb NOT NULL,
+    term bigint NOT NULL,
+    began_at timestamp with time zone NOT NULL,
+    ended_at timestamp with time zone,
+    ending pg_catalog.text CONSTRAINT history_ending CHECK (ending IN ('released', 'lost', 'superseded')),
+    reason pg_catalog.text,
+    PRIMARY KEY (key1, key2, token)
+);
+
+-- The last request of each lock. It is for one token, and means nothing once that term is over.
+CREATE TABLE IF NOT EXISTS pgelect.step_down (
+    key1 integer NOT NULL,
+    key2 integer NOT NULL,
+    token bigint NOT NULL,
+    requested_by pg_catalog.text NOT NULL,
+    requested_at timestamp with time zone NOT NULL,
+    PRIMARY KEY (key1, key2)
+);
+
+-- Writes down that the term of a token has begun, and how the one before it ended, of which the caller knows the row.
+-- Safe to run again.
+CREATE OR REPLACE FUNCTION pgelect.announce(
+    key1 integer, key2 integer, token bigint, prior_token bigint, prior_name pg_catalog.text,
+    prior_holder pg_catalog.text, prior_metadata pg_catalog.jsonb, prior_term bigint,
+    prior_began_at timestamp with time zone, prior_released_at timestamp with time zone
+) RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $pgelect$
+#variable_conflict use_column
+DECLARE
+    ours pgelect.token;
+BEGIN
+    SELECT t.* INTO ours FROM pgelect.token AS t WHERE t.key1 = $1 AND t.key2 = $2 AND t.token = $3;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF $4 < $3 THEN
+        INSERT INTO pgelect.history AS h
+            (key1, key2, token, name, holder, metadata, term, began_at, ended_at, ending)
+        VALUES ($1, $2, $4, $5, $6, $7, $8, $9, coalesce($10, ours.acquired_at),
+            CASE WHEN $10 IS NULL THEN 'superseded' ELSE 'released' END)
+        ON CONFLICT (key1, key2, token) DO UPDATE SET ended_at = excluded.ended_at, ending = excluded.ending
+        WHERE h.ending IS NULL;
+    END IF;
+    INSERT INTO pgelect.history (key1, key2, token, name, holder, metadata, term, began_at)
+    VALUES ($1, $2, $3, ours.name, ours.holder, ours.metadata, ours.terms, ours.acquired_at)
+    ON CONFLICT (key1, key2, token) DO NOTHING;
+    IF ours.terms % 16 = 0 THEN
+        DELETE FROM pgelect.history AS h WHERE h.key1 = $1 AND h.key2 = $2 AND h.token <= (
+            SELECT o.token FROM pgelect.history AS o WHERE o.key1 = $1 AND o.key2 = $2
+            ORDER BY o.token DESC OFFSET 1000 LIMIT 1);
+    END IF;
+END
+$pgelect$;
+
+-- Writes down that a term was lost, and why, as the process that led says when it is connected again.
+CREATE OR REPLACE FUNCTION pgelect.report_lost(
+    key1 integer, key2 integer, token bigint, reason pg_catalog.text, seconds_ago double precision
+) RETURNS pg_catalog.void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $pgelect$
+#variable_conflict use_column
+BEGIN
+    -- A term is over at the latest when the next one begins, whatever its holder believed.
+    UPDATE pgelect.history AS h SET ending = 'lost', reason = $4, ended_at = greatest(h.began_at, least(
+        h.ended_at, pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $5)))
+    WHERE h.key1 = $1 AND h.key2 = $2 AND h.token = $3 AND h.ending IS DISTINCT FROM 'released';
+END
+$pgelect$;
+
+-- Asks the leader to step down: that of a token, or whoever leads now. Gives the token that was asked; NULL: that term
+-- is over, or nobody leads. Who may ask is who may execute this: the row is what counts. Anybody can notify.
+CREATE OR REPLACE FUNCTION pgelect.request_step_down(key1 integer, key2 integer, token bigint DEFAULT NULL)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $pgelect$
+#variable_conflict use_column
+DECLARE
+    asked bigint;
+BEGIN
+    SELECT t.token INTO asked FROM pgelect.token AS t
+    WHERE t.key1 = $1 AND t.key2 = $2 AND t.released_at IS NULL AND ($3 IS NULL OR t.token = $3);
+    IF asked IS NULL THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO pgelect.step_down (key1, key2, token, requested_by, requested_at)
+    VALUES ($1, $2, asked, session_user, pg_catalog.clock_timestamp())
+    ON CONFLICT (key1, key2) DO UPDATE SET token = excluded.token, requested_by = excluded.requested_by,
+        requested_at = excluded.requested_at;
+    PERFORM pg_catalog.pg_notify(pg_catalog.format(
+        'pgelect_step_down_%s_%s', $1::bigint & 4294967295, $2::bigint & 4294967295), asked::text);
+    RETURN asked;
+END
+$pgelect$;
+
+-- Who asked the leader of this token to step down; NULL: nobody.
+CREATE OR REPLACE FUNCTION pgelect.asked_to_step_down(key1 integer, key2 integer, token bigint)
+RETURNS pg_catalog.text
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $pgelect$
+    SELECT s.requested_by FROM pgelect.step_down AS s WHERE s.key1 = $1 AND s.key2 = $2 AND s.token = $3
+$pgelect$;
+
+-- Who leads, or led last, and what the server knows of it now. A lock is held by the session that the row names, or by
+-- nobody who counts. The start of a session is hidden from most roles; then its pid must do.
+CREATE OR REPLACE VIEW pgelect.leaders AS
+WITH here AS MATERIALIZED (
+    SELECT d.oid, d.datname FROM pg_catalog.pg_database AS d
+    WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+), locks AS MATERIALIZED (
+    SELECT l.classid::pg_catalog.int8 AS classid, l.objid::pg_catalog.int8 AS objid, l.pid, l.granted
+    FROM pg_catalog.pg_locks AS l JOIN here ON l.database OPERATOR(pg_catalog.=) here.oid
+    WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.objsubid OPERATOR(pg_catalog.=) 2
+    AND l.mode OPERATOR(pg_catalog.=) 'ExclusiveLock'
+), waiting AS MATERIALIZED (
+    SELECT l.classid, l.objid, pg_catalog.count(*) AS followers FROM locks AS l WHERE NOT l.granted
+    GROUP BY l.classid, l.objid
+), keyed AS (
+    SELECT t.*, t.key1::pg_catalog.int8 OPERATOR(pg_catalog.&) 4294967295 AS classid,
+        t.key2::pg_catalog.int8 OPERATOR(pg_catalog.&) 4294967295 AS objid
+    FROM pgelect.token AS t
+)
+SELECT k.name, k.key1, k.key2, k.token, k.holder, k.metadata, k.acquired_at, k.released_at, k.terms, k.lease_s,
+    l.pid IS NOT NULL AND k.released_at IS NULL AND (a.backend_start OPERATOR(pg_catalog.=) k.backend_start) IS NOT FALSE
+        AS alive,
+    k.backend_pid AS pid, a.client_addr, a.application_name, here.datname::pg_catalog.text AS database,
+    a.state_change AS last_contact_at, coalesce(w.followers, 0) AS followers, k.backend_start
+FROM keyed AS k CROSS JOIN here
+LEFT JOIN locks AS l ON l.classid OPERATOR(pg_catalog.=) k.classid AND l.objid OPERATOR(pg_catalog.=) k.objid
+    AND l.granted AND l.pid OPERATOR(pg_catalog.=) k.backend_pid
+LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid OPERATOR(pg_catalog.=) l.pid
+    AND (a.backend_start OPERATOR(pg_catalog.=) k.backend_start) IS NOT FALSE
+LEFT JOIN waiting AS w ON w.classid OPERATOR(pg_catalog.=) k.classid AND w.objid OPERATOR(pg_catalog.=) k.objid;
+
 -- Nobody has a right that was not granted by name. Functions and types would be PUBLIC's to use, and an administrator
 -- may have set other defaults. A type that strangers put into tables of their own could not be changed any more.
 REVOKE ALL ON SCHEMA pgelect FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA pgelect FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA pgelect FROM PUBLIC;
 REVOKE ALL ON ALL ROUTINES IN SCHEMA pgelect FROM PUBLIC;
-REVOKE ALL ON TYPE pgelect.schema_version, pgelect.token, pgelect.closed FROM PUBLIC;
+REVOKE ALL ON TYPE pgelect.schema_version, pgelect.token, pgelect.closed, pgelect.history, pgelect.step_down,
+    pgelect.leaders FROM PUBLIC;
 
-INSERT INTO pgelect.schema_version (version) VALUES (1) ON CONFLICT DO NOTHING;
+INSERT INTO pgelect.schema_version (version) SELECT pg_catalog.generate_series(1, {version}) ON CONFLICT DO NOTHING;
 
 END
 $schema$;

@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pgelect._postgres import campaign, minting, sql
+from pgelect._engine.session import Proof
+from pgelect._postgres import announcing, campaign, minting, sql
 from pgelect._postgres.connect import Connector
 from pgelect._postgres.guards import admit
 from pgelect._postgres.link import Deadline, check_owner
 from pgelect._postgres.opened import Opened
 from pgelect._postgres.options import SessionOptions
+from pgelect._postgres.settings_sql import lease_in_force
 from pgelect.errors import NotPrimaryError, PgElectError, SessionLostError
 
 if TYPE_CHECKING:
-    from pgelect._engine.model import Backend, Grant
+    from pgelect._engine.model import Backend, Grant, LostTerm
     from pgelect._engine.session import LockAnswer, ResumeAnswer
     from pgelect._postgres.link import Link
 
 __all__ = ["PostgresSession", "SessionOptions"]
+
+_CALLS_APART_S = 0.02  # anybody may call, as often as he likes
 
 
 class PostgresSession:
@@ -38,6 +45,9 @@ class PostgresSession:
         self._opened: Opened | None = None  # set once the guards are passed
         self._closed = False
         self._has_waited = False
+        self._adjusted = False  # the server is yet to be told of another lease
+        self._heard_at = 0.0
+        self._released: int | None = None  # the token of the term that was given up cleanly
 
     def __repr__(self) -> str:
         backend = f"backend {self._opened.facts.backend.pid}" if self._opened else "not open"
@@ -57,6 +67,13 @@ class PostgresSession:
             self.abandon()
             raise
 
+    def adjust(self, lease_s: float) -> None:
+        """Have the server enforce that lease, from the next attempt or proof on."""
+        self._options = replace(self._options, lease_s=lease_s)
+        if self._opened is not None:
+            self._opened = replace(self._opened, options=self._options)
+            self._adjusted = True
+
     async def try_lock(self, ghost: Backend | None, within_s: float) -> LockAnswer:
         """Try for the lock without waiting; if our own ghost holds it, end that first."""
         return await campaign.try_lock(self._open_session(), ghost, Deadline.after(within_s))
@@ -75,19 +92,39 @@ class PostgresSession:
         """Take the lock again if the term of ``grant`` can go on."""
         return await campaign.resume(self._open_session(), grant, Deadline.after(within_s))
 
-    async def prove(self, within_s: float) -> bool:
-        """Prove leadership. False is the server's definite no."""
+    async def prove(self, within_s: float) -> Proof:
+        """Prove leadership."""
         session = self._open_session()
         query = sql.prove(self._options.key, session.facts)
-        held, in_recovery = (await session.ask(query, Deadline.after(within_s), "proving leadership"))[-1][0]
+        adjusting, self._adjusted = self._adjusted, False
+        if adjusting:
+            query = lease_in_force(self._options.lease_s) + query
+        try:
+            rows = await session.ask(query, Deadline.after(within_s), "proving leadership")
+        except PgElectError:
+            self._adjusted = self._adjusted or adjusting
+            raise
+        held, followers, in_recovery = rows[-1][0]
         if in_recovery:
             session.link.drop()
             raise SessionLostError("disproved", "the server is in recovery: it has been demoted, or is a standby")
-        return bool(held)
+        return Proof(bool(held), followers)
 
-    async def watch(self, for_s: float) -> None:
-        """Idle on the socket: a session that ends surfaces at once."""
-        await self._open_session().link.watch(for_s)
+    async def watch(self, for_s: float) -> bool:
+        """Idle on the socket: a session that ends surfaces at once, and so does a call."""
+        deaf_s = max(0.0, self._heard_at + _CALLS_APART_S - time.monotonic())
+        heard = await self._open_session().link.watch(for_s, deaf_s)
+        if heard:
+            self._heard_at = time.monotonic()
+        return heard
+
+    async def announce(self, grant: Grant | None, lost: LostTerm | None, ago_s: float, within_s: float) -> None:
+        """Write down what has begun and what was lost; hear calls from now on."""
+        await announcing.announce(self._open_session(), grant, lost, ago_s, Deadline.after(within_s))
+
+    async def heed(self, token: int, within_s: float) -> str | None:
+        """Look who has asked the term of that token to end."""
+        return await announcing.heed(self._open_session(), token, Deadline.after(within_s))
 
     async def unlock(self, token: int, within_s: float) -> bool:
         """Mark the term as cleanly released, then unlock."""
@@ -95,6 +132,7 @@ class PostgresSession:
         key = self._options.key
         doing = f"releasing the lock {key}"
         query = sql.unlock(key)
+        self._released = token or None
         if self._options.fencing:
             # Fenced transactions of this very term may still hold the row; the release must not hang on them. In the
             # second half of the wait no more of them come: after the drain there is nothing they could be wanted for.
@@ -112,11 +150,21 @@ class PostgresSession:
 
     async def close(self, within_s: float) -> None:
         """End the session; a call in flight is cancelled on the server first. Never raises but a cancel."""
+        deadline = Deadline.after(within_s)
         try:
+            if self._released is not None and os.getpid() == self._owner_pid:
+                await self._tell_released(self._released, deadline)
             if self._link is not None and os.getpid() == self._owner_pid:
-                await self._link.cancel(Deadline.after(within_s))
+                await self._link.cancel(deadline)
         finally:
             self.abandon()
+
+    async def _tell_released(self, token: int, deadline: Deadline) -> None:
+        """Tell observers that nobody leads: the next leader, if there is one, need not wait for that."""
+        if self._link is None or self._link.busy or self._link.dropped:
+            return
+        with suppress(PgElectError):
+            await announcing.tell(self._open_session(), token, "released", deadline)
 
     def abandon(self) -> None:
         """Drop the link at once, waiting for nothing. Never raises; harmless when repeated or in a fork."""

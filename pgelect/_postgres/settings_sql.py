@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from psycopg.sql import SQL, Composable, Composed, Literal
 
-from pgelect._postgres.install import INTRUDER, STRANGER
+from pgelect._postgres.install import ANNOUNCING, INTRUDER, STRANGER
 
 if TYPE_CHECKING:
     from pgelect._postgres.options import SessionOptions
@@ -47,9 +47,27 @@ def keepalive_s(lease_s: float) -> tuple[int, int, int]:
     return idle, min(_KEEPALIVE_INTERVAL_MAX_S, interval), _KEEPALIVE_COUNT
 
 
+def _lease(lease_s: float) -> dict[str, str]:
+    """Everything on the server that follows from the lease."""
+    idle, interval, count = keepalive_s(lease_s)
+    lease = f"{lease_ms(lease_s)}ms"
+    return {
+        "idle_session_timeout": lease,
+        "idle_in_transaction_session_timeout": lease,
+        "tcp_keepalives_idle": f"{idle}s",
+        "tcp_keepalives_interval": f"{interval}s",
+        "tcp_keepalives_count": str(count),
+        "tcp_user_timeout": lease,
+    }
+
+
+def lease_in_force(lease_s: float) -> Composed:
+    """Put another lease in force, before what follows in the same query."""
+    settings = [_set(name, Literal(value), local=False) for name, value in _lease(lease_s).items()]
+    return SQL("SELECT {}; ").format(SQL(", ").join(settings))
+
+
 def _values(options: SessionOptions, nonce: str, server_version: int) -> dict[str, str]:
-    idle, interval, count = keepalive_s(options.lease_s)
-    lease = f"{lease_ms(options.lease_s)}ms"
     values = {
         "application_name": application_name(options),
         "search_path": "pg_catalog, pg_temp",
@@ -58,12 +76,7 @@ def _values(options: SessionOptions, nonce: str, server_version: int) -> dict[st
         "TimeZone": "UTC",
         "extra_float_digits": "1",
         "statement_timeout": "0",
-        "idle_session_timeout": lease,
-        "idle_in_transaction_session_timeout": lease,
-        "tcp_keepalives_idle": f"{idle}s",
-        "tcp_keepalives_interval": f"{interval}s",
-        "tcp_keepalives_count": str(count),
-        "tcp_user_timeout": lease,
+        **_lease(options.lease_s),
         "synchronous_commit": "on",
         "default_transaction_isolation": "read committed",
         "default_transaction_read_only": "off",
@@ -137,5 +150,16 @@ FACTS = SQL(
     "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
     "WHERE n.nspname = 'pgelect' AND c.relname = 'token_seq'), "
     "(SELECT count(*) = 2 FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace "
-    "WHERE n.nspname = 'pgelect' AND p.proname IN ('check_token', 'guard')), {stranger}, {intruder}"
-).format(slice_ms=_SLICE_MS, stranger=STRANGER, intruder=INTRUDER)
+    "WHERE n.nspname = 'pgelect' AND p.proname IN ('check_token', 'guard')), "
+    "(SELECT CASE WHEN count(*) = {count} THEN bool_and(pg_catalog.has_function_privilege(p.oid, 'EXECUTE')) END "
+    "FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace "
+    "WHERE n.nspname = 'pgelect' AND p.proname IN ({announcing})), "
+    "(SELECT pg_catalog.pg_has_role(n.nspowner, 'USAGE') FROM pg_catalog.pg_namespace AS n "
+    "WHERE n.nspname = 'pgelect'), {stranger}, {intruder}"
+).format(
+    slice_ms=_SLICE_MS,
+    count=Literal(len(ANNOUNCING)),
+    announcing=SQL(", ").join(map(Literal, ANNOUNCING)),
+    stranger=STRANGER,
+    intruder=INTRUDER,
+)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 
 from psycopg.sql import SQL, Composable, Composed, Literal
 
@@ -26,12 +26,18 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-RECORD = SQL(
-    "t.key1, t.key2, t.name, t.token, t.holder, t.metadata::pg_catalog.text, "
-    "(extract(epoch FROM t.acquired_at) * 1000000)::pg_catalog.int8, "
-    "(extract(epoch FROM t.released_at) * 1000000)::pg_catalog.int8, "
-    "t.terms, t.lease_s, t.backend_pid, (extract(epoch FROM t.backend_start) * 1000000)::pg_catalog.int8"
-)
+
+def _record_of(row: LiteralString) -> Composed:
+    return SQL(
+        "{0}.key1, {0}.key2, {0}.name, {0}.token, {0}.holder, {0}.metadata::pg_catalog.text, "
+        "(extract(epoch FROM {0}.acquired_at) * 1000000)::pg_catalog.int8, "
+        "(extract(epoch FROM {0}.released_at) * 1000000)::pg_catalog.int8, "
+        "{0}.terms, {0}.lease_s, {0}.backend_pid, (extract(epoch FROM {0}.backend_start) * 1000000)::pg_catalog.int8"
+    ).format(SQL(row))
+
+
+RECORD = _record_of("t")
+RECORD_COLUMNS = 12
 # Not pg_control_checkpoint(): that still names the old timeline just after a promotion.
 TIMELINE = SQL(
     "('x' || pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8))"
@@ -39,14 +45,7 @@ TIMELINE = SQL(
 )
 THEN = SQL("; ")
 ROLLBACK = SQL("ROLLBACK; ")
-# For a session without settings of its own: within this query only.
-_HERE = SQL("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);")
 _OUTCOME = SQL("'pgelect.granted'")
-# The condition on ``pg_locks AS l`` for a session that has locked rows of the token table for share.
-_SHARES_ROWS = SQL(
-    "l.locktype = 'relation' AND l.granted AND l.relation = 'pgelect.token'::pg_catalog.regclass "
-    "AND l.mode = 'RowShareLock'"
-)
 REPEATED = "something else than pgelect wrote the token "
 """In the error of a mint whose row does not carry a greater token."""
 
@@ -85,13 +84,6 @@ def _row_is(key: LockKey) -> Composed:
     )
 
 
-def _is_session(backend: Backend) -> Composed:
-    """Render the condition on ``pg_stat_activity AS a`` for this being that session."""
-    return SQL("a.pid = {}::pg_catalog.int4 AND a.backend_start = {}::pg_catalog.timestamptz").format(
-        Literal(str(backend.pid)), Literal(backend.started_at.isoformat())
-    )
-
-
 def _int8(value: int) -> Composed:
     return SQL("{}::pg_catalog.int8").format(Literal(str(value)))
 
@@ -102,8 +94,13 @@ def _lock_is(key: LockKey, facts: Facts) -> Composed:
     The database's oid is known: to look it up takes a lock on a shared catalog, for which there is no room where a
     stranger has filled the server's lock table.
     """
+    return SQL("l.granted AND {}").format(_wants_lock(key, facts))
+
+
+def _wants_lock(key: LockKey, facts: Facts) -> Composed:
+    """Render the condition on ``pg_locks AS l`` for this lock being held, or waited for."""
     return SQL(
-        "l.locktype = 'advisory' AND l.objsubid = 2 AND l.mode = 'ExclusiveLock' AND l.granted AND l.database = "
+        "l.locktype = 'advisory' AND l.objsubid = 2 AND l.mode = 'ExclusiveLock' AND l.database = "
         "{}::pg_catalog.oid AND l.classid = {}::pg_catalog.oid AND l.objid = {}::pg_catalog.oid"
     ).format(Literal(str(facts.database)), Literal(str(key.classid)), Literal(str(key.objid)))
 
@@ -189,10 +186,10 @@ def wait_lock(options: SessionOptions, facts: Facts, lease_ms: int) -> Composed:
 
 
 def mint(options: SessionOptions, facts: Facts, wait_ms: int) -> Composed:
-    """Write the next token. Last result: NULL, timeline, lock held, prior clean, prior name, then RECORD or NULLs.
+    """Write the next token. Last result: NULL, timeline, lock held, prior clean, then RECORD, and that of before.
 
-    NULLs instead of the record: this session does not hold the lock, or the row carries another name. Waits ``wait_ms``
-    for fenced transactions, whether new ones keep coming or not.
+    NULLs instead of the first record: this session does not hold the lock, or the row carries another name. Waits
+    ``wait_ms`` for fenced transactions, whether new ones keep coming or not.
     """
     return _bounded(wait_ms) + _next_token(options, facts)
 
@@ -213,7 +210,7 @@ def _next_token(options: SessionOptions, facts: Facts) -> Composed:
     # A token that is not what was asked for, by a trigger for one, is written by nobody: the cast fails.
     return SQL(
         "WITH tl AS MATERIALIZED (SELECT {timeline} AS n, {held} AS held), "
-        "prior AS MATERIALIZED (SELECT t.released_at IS NOT NULL AND t.timeline = tl.n AS clean, t.name, t.token "
+        "prior AS MATERIALIZED (SELECT t.released_at IS NOT NULL AND t.timeline = tl.n AS clean, t.* "
         "FROM pgelect.token AS t, tl WHERE {row}), "
         "next AS MATERIALIZED (SELECT ((tl.n - 1) << 40) + pg_catalog.nextval('pgelect.token_seq') AS token "
         "FROM tl WHERE tl.held), "
@@ -231,7 +228,7 @@ def _next_token(options: SessionOptions, facts: Facts) -> Composed:
         "lease_s = excluded.lease_s, backend_pid = excluded.backend_pid, backend_start = excluded.backend_start "
         "WHERE old.name IS NULL OR excluded.name IS NULL OR old.name = excluded.name RETURNING old.*) "
         "SELECT CASE WHEN t.token <= prior.token OR t.token < next.token THEN ({repeated} || t.token)::pg_catalog.bool "
-        "END, tl.n, tl.held, coalesce(prior.clean, tl.n = 1), prior.name, {record} "
+        "END, tl.n, tl.held, coalesce(prior.clean, tl.n = 1), {record}, {prior} "
         "FROM tl LEFT JOIN next ON true LEFT JOIN prior ON true LEFT JOIN t ON true"
     ).format(
         timeline=TIMELINE,
@@ -245,6 +242,7 @@ def _next_token(options: SessionOptions, facts: Facts) -> Composed:
         pid=Literal(str(facts.backend.pid)),
         start=Literal(facts.backend.started_at.isoformat()),
         record=RECORD,
+        prior=_record_of("prior"),
         repeated=Literal(REPEATED),
     )
 
@@ -279,32 +277,6 @@ def _close(key: LockKey, condition: Composable) -> Composed:
 def closed(key: LockKey) -> Composed:
     """Read the token that lets no more transactions in: (token,) or nothing."""
     return SQL("SELECT t.token FROM pgelect.closed AS t WHERE {}").format(_row_is(key))
-
-
-def fence_blockers(waiting: Backend) -> Composed:
-    """Who keeps that session from the token row, asked from another one: (pid,) each.
-
-    Only sessions that have locked rows of the table for share are fenced transactions; others are left alone. The start
-    is compared in case that the two sessions are not on the same server.
-    """
-    return SQL(
-        "{} SELECT DISTINCT b.pid FROM pg_catalog.pg_stat_activity AS a "
-        "CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) AS b (pid) "
-        "JOIN pg_catalog.pg_locks AS l ON l.pid = b.pid WHERE {} AND {}"
-    ).format(_HERE, _is_session(waiting), _SHARES_ROWS)
-
-
-def end_blocker(waiting: Backend, pid: int) -> Composed:
-    """End a session if it still keeps that one from the token row: (told or NULL,), or nothing.
-
-    The look and the end are one statement: a pooled connection may have committed since the last look, and be in a
-    transaction of somebody else by now. One session at a time: a right that is missing for one fails the statement.
-    """
-    return SQL(
-        "{here} SELECT CASE WHEN l.pid = ANY (pg_catalog.pg_blocking_pids(a.pid)) "
-        "THEN pg_catalog.pg_terminate_backend(l.pid) END FROM pg_catalog.pg_stat_activity AS a "
-        "CROSS JOIN pg_catalog.pg_locks AS l WHERE {waiting} AND {shares} AND l.pid = {pid}::pg_catalog.int4"
-    ).format(here=_HERE, waiting=_is_session(waiting), shares=_SHARES_ROWS, pid=Literal(str(pid)))
 
 
 def holder(key: LockKey, facts: Facts) -> Composed:
@@ -344,9 +316,32 @@ def adopt(key: LockKey, token: int, backend: Backend) -> Composed:
     ).format(_row_is(key), _int8(token), Literal(str(backend.pid)), Literal(backend.started_at.isoformat()))
 
 
+def bring_up_to_date(key: LockKey, token: int, backend: Backend, lease_s: float) -> Composed:
+    """Name the session and the lease of a term in its row where another is named."""
+    return SQL(
+        "UPDATE pgelect.token AS t SET backend_pid = {pid}::pg_catalog.int4, "
+        "backend_start = {start}::pg_catalog.timestamptz, lease_s = {lease}::pg_catalog.float8 "
+        "WHERE {row} AND t.token = {token} AND t.released_at IS NULL AND (t.backend_pid <> {pid}::pg_catalog.int4 "
+        "OR t.backend_start <> {start}::pg_catalog.timestamptz OR t.lease_s <> {lease}::pg_catalog.float8)"
+    ).format(
+        row=_row_is(key),
+        token=_int8(token),
+        pid=Literal(str(backend.pid)),
+        start=Literal(backend.started_at.isoformat()),
+        lease=Literal(str(lease_s)),
+    )
+
+
 def prove(key: LockKey, facts: Facts) -> Composed:
-    """Whether this very session, still as we set it up, holds this very lock; and whether it is on a standby."""
-    return SQL("SELECT {}, pg_catalog.pg_is_in_recovery()").format(_held_here(key, facts))
+    """Whether this very session holds this very lock, who else waits for it, and whether this is a standby.
+
+    One look at the locks for both: on a server with a very full lock table that is not free.
+    """
+    return SQL(
+        "SELECT coalesce(bool_or(l.granted AND l.pid = pg_catalog.pg_backend_pid() "
+        "AND pg_catalog.current_setting('pgelect.nonce', true) = {}), false), "
+        "count(*) FILTER (WHERE NOT l.granted), pg_catalog.pg_is_in_recovery() FROM pg_catalog.pg_locks AS l WHERE {}"
+    ).format(Literal(facts.nonce), _wants_lock(key, facts))
 
 
 def unlock(key: LockKey) -> Composed:

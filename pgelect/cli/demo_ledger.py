@@ -13,7 +13,7 @@ import psycopg
 from psycopg.rows import class_row
 
 from pgelect import LockKey, guard_table, install
-from pgelect.cli.connecting import Client
+from pgelect._postgres.client import Client
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from pgelect import ExponentialBackoff, LeaderLock, LockState, PgElectError, SessionLostError, StaleTokenError, Term
-from pgelect.cli.connecting import Client
+from pgelect._postgres.client import Client
 from pgelect.cli.demo_ledger import LOCK_NAME, append, keep_ledger
 from pgelect.fencing import fenced
 

@@ -37,6 +37,8 @@ class ClientEnd:
         self._pending: asyncio.Future[Any] | None = None
         self._agreed: asyncio.Future[None] | None = None  # a goodbye that the server has not answered yet
         self._ended_by: str | None = None  # as far as this side has heard
+        self._called = False  # somebody has called, and nobody has listened yet
+        self._listening: asyncio.Future[Any] | None = None
         self.dropped = False
 
     @property
@@ -83,8 +85,11 @@ class ClientEnd:
             wire.ask(partial(self._cluster.reached, execute))
             return await self._answered(answer, within_s)
 
-    async def listen(self, for_s: float) -> None:
+    async def listen(self, for_s: float) -> bool:
         """Idle for that long. May be cancelled; the connection stays usable.
+
+        Returns:
+            True, and early, when somebody has called since the last time.
 
         Raises:
             SessionLostError: the connection ended.
@@ -92,17 +97,21 @@ class ClientEnd:
         self._claim()
         try:
             self._raise_if_lost()
-            self._pending = asyncio.get_running_loop().create_future()
+            self._pending = self._listening = asyncio.get_running_loop().create_future()
+            if self._called:
+                _settle(self._pending)
             timer = asyncio.get_running_loop().call_later(for_s, _settle, self._pending)
             try:
                 await self._pending
             finally:
                 timer.cancel()
+            heard, self._called = self._called, False
+            return heard
         except SessionLostError:
             self.abandon()
             raise
         finally:
-            self._pending = None
+            self._pending = self._listening = None
 
     async def close(self, within_s: float) -> None:
         """Say goodbye, cancelling what is executed, and wait for the server to agree."""
@@ -138,6 +147,7 @@ class ClientEnd:
                 outcome = Outcome(error=error)
             else:
                 self._accepted = self._cluster.connect(wire, self._heard_end, self._lease_s)
+                self._accepted.heard_call = self._heard_call
                 outcome = Outcome(self._accepted)
         wire.tell(partial(self._finish, answer, outcome))
 
@@ -160,6 +170,11 @@ class ClientEnd:
             self._fail_pending(why)
             if self._agreed is not None:
                 _settle(self._agreed)
+
+    def _heard_call(self) -> None:
+        self._called = True
+        if self._listening is not None:
+            _settle(self._listening)
 
     def _fail_pending(self, why: str) -> None:
         if self._pending is not None and not self._pending.done():

@@ -28,6 +28,7 @@ from pgelect.testing._fake_wire import LoopTimers, Timer, Timers
 
 if TYPE_CHECKING:
     from pgelect._engine.clock import Clock
+    from pgelect._engine.model import LockKey
     from pgelect.testing._fake_wire import Wire
 
 T = TypeVar("T")
@@ -77,6 +78,9 @@ class FakeBackend:
     wait: Wait | None = None
     wait_timer: Timer | None = None
     on_end: list[Callable[[], None]] = field(default_factory=list)
+    listens_to: LockKey | None = None
+    heard_call: Callable[[], None] | None = None
+    """What the client does when it hears a notification."""
 
 
 class Cluster:

@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pgelect._engine.model import Grant
-from pgelect._engine.session import LockAnswer
+from pgelect._engine.session import LockAnswer, Proof
 from pgelect.errors import FenceBusyError, KeyCollisionError, NotPrimaryError, PgElectError, SessionLostError
 from pgelect.testing._fake_cluster import Statement, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pgelect._engine.model import Backend, LeaderRecord, LockKey
+    from pgelect._engine.model import Backend, LeaderRecord, LockKey, LostTerm
     from pgelect.testing._fake_cluster import Cluster, FakeBackend
+    from pgelect.testing._fake_news import News
     from pgelect.testing._fake_transactions import Tables
 
 SERVER_NAME = "fake server"
@@ -30,6 +31,7 @@ class Statements:
 
     cluster: Cluster
     tables: Tables
+    news: News
     key: LockKey
     identity: str
     metadata: Mapping[str, Any] = field(repr=False)
@@ -76,6 +78,7 @@ class Statements:
         self._check_name(backend)
         if ghost is not None:
             self._end_ghost(backend, ghost)
+        backend.lease_s = self.lease_s
         backend.held_to_lease = self.cluster.locks.try_lock(self.key, backend)
         return LockAnswer(backend.held_to_lease, self._row(), backend.id)
 
@@ -83,7 +86,7 @@ class Statements:
         """Wait in the queue for one slice. After it, the place in the queue is gone."""
         self.check_primary()
         self._check_name(backend)
-        backend.held_to_lease = True
+        backend.lease_s, backend.held_to_lease = self.lease_s, True
         locks = self.cluster.locks
         waiter = locks.queue(self.key, backend, self.cluster.changed)
         try:
@@ -134,7 +137,7 @@ class Statements:
         # After a promotion an older row, or none, may be what is left: nobody knows how the last term ended.
         timeline = cluster.data.timeline
         clean = timeline == 1 if last is None else last.released_at is not None and of_this_timeline
-        return Grant(row.token, row.acquired_at, backend.id, timeline, predecessor_clean=clean, record=row)
+        return Grant(row.token, row.acquired_at, backend.id, timeline, predecessor_clean=clean, record=row, prior=last)
 
     def why_over(self, grant: Grant) -> str:
         """Say why a term cannot go on; empty while it can."""
@@ -157,13 +160,29 @@ class Statements:
     def adopt(self, backend: FakeBackend, grant: Grant) -> None:
         """Name this session in the row of the term that it took up."""
         self.check_primary()
-        self.tables.adopt(self.key, grant.token, backend.id)
+        self.tables.adopt(self.key, grant.token, backend.id, self.lease_s)
 
-    def prove(self, backend: FakeBackend) -> bool:
+    def prove(self, backend: FakeBackend) -> Proof:
         """Say whether this session holds its lock. A proof on a standby is none: the session is given up."""
         if self.cluster.in_recovery:
             raise SessionLostError("disproved", f"the {SERVER_NAME} is in recovery: it has been demoted")
-        return self.holds(backend)
+        backend.lease_s = self.lease_s
+        return Proof(self.holds(backend), len(self.cluster.locks.waiters(self.key)))
+
+    def announce(self, backend: FakeBackend, grant: Grant | None, lost: LostTerm | None) -> None:
+        """Write down what has begun and what was lost; hear calls from now on."""
+        self.check_primary()
+        if lost is not None:
+            if lost.untold is not None:
+                self.news.write_down(self.key, lost.untold)
+            self.news.report_lost(self.key, lost)
+        if grant is not None:
+            self.tables.adopt(self.key, grant.token, backend.id, self.lease_s)
+            self.news.announce(backend, self.key, grant)
+
+    def heed(self, token: int) -> str | None:
+        """Say who has asked the term of that token to end."""
+        return self.news.asked(self.key, token)
 
     def unlock(self, backend: FakeBackend, token: int, within_s: float) -> Statement[bool]:
         """Mark the term as released, unless the row stays locked, and free the lock; whether it had been held."""

@@ -289,11 +289,14 @@ class Tables:
             backend=backend,
         )
 
-    def adopt(self, key: LockKey, token: int, backend: Backend) -> None:
-        """Name the new session of a resumed term in its row; skipped while the row is locked. A crash may lose it."""
+    def adopt(self, key: LockKey, token: int, backend: Backend, lease_s: float) -> None:
+        """Name the session and the lease of a term in its row; skipped while the row is locked. A crash may lose it."""
         row = self.row(key)
-        if row is not None and row.token == token and row.released_at is None and self.is_free(key):
-            self.cluster.data.commit(Commit(row=replace(row, backend=backend)), durable=False)
+        if row is None or row.token != token or row.released_at is not None or not self.is_free(key):
+            return
+        named = replace(row, backend=backend, lease_s=lease_s)
+        if named != row:
+            self.cluster.data.commit(Commit(row=named), durable=False)
 
     def released(self, key: LockKey, token: int) -> LeaderRecord | None:
         """Return the row with its term marked as given up cleanly, if it is still that of the token."""

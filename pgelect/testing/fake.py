@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pgelect.testing._fake_cluster import Cluster
+from pgelect.testing._fake_news import FakeTerm, News
 from pgelect.testing._fake_statements import Statements
 from pgelect.testing._fake_transactions import FakeSerializationError, FakeTransaction, Tables
 from pgelect.testing._fake_wire import Wire
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pgelect.testing._fake_data import Written
     from pgelect.testing._fake_wire import Timers
 
-__all__ = ["FakeClient", "FakeSerializationError", "FakeServer", "FakeSession", "FakeTransaction"]
+__all__ = ["FakeClient", "FakeSerializationError", "FakeServer", "FakeSession", "FakeTerm", "FakeTransaction"]
 
 
 class FakeServer:
@@ -68,6 +69,7 @@ class FakeServer:
         if commit_s is not None:
             cluster.commit_s = commit_s
         self._tables = Tables(cluster)
+        self._news = News(cluster, self._tables)
         self._latency_s = latency_s
         self._connect_within_s = connect_within_s
         self._silent: dict[int, Wire] = {}
@@ -83,7 +85,8 @@ class FakeServer:
         new_wire: Callable[[], Wire] | None = None,
     ) -> FakeSession:
         """Return a new session, not yet open. ``new_wire`` makes its link; by default one with the server's latency."""
-        statements = Statements(self._cluster, self._tables, key, identity, metadata or {}, lease_s, fencing)
+        stored = self._cluster, self._tables, self._news
+        statements = Statements(*stored, key, identity, metadata or {}, lease_s, fencing)
         return FakeSession(statements, new_wire or self.new_wire, self._connect_within_s)
 
     def client(self, key: LockKey, *, killable: bool = True, new_wire: Callable[[], Wire] | None = None) -> FakeClient:
@@ -145,9 +148,27 @@ class FakeServer:
         """Return the token row of a lock."""
         return self._tables.row(key)
 
+    def history(self, key: LockKey) -> list[FakeTerm]:
+        """Return the terms of a lock that were announced, the oldest first."""
+        return self._news.history(key)
+
     def ledger(self) -> list[Written]:
         """Return what writers have committed, in the order of the commits."""
         return self._cluster.data.ledger()
+
+    # What an operator does
+
+    def request_step_down(self, key: LockKey, token: int | None = None) -> int | None:
+        """Ask the leader to step down, as ``pgelect.request_step_down`` does: that of a token, or whoever leads.
+
+        Returns:
+            The token that was asked; None: that term is over, or nobody leads.
+        """
+        return self._news.request_step_down(key, token)
+
+    def call(self, key: LockKey) -> None:
+        """Notify the leader of nothing at all, as anybody may."""
+        self._news.call(key)
 
     # What can go wrong with one session
 

@@ -10,15 +10,16 @@ Rules, as on PostgreSQL:
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pgelect._engine.session import LockAnswer, ResumeAnswer
+from pgelect._engine.session import LockAnswer, Proof, ResumeAnswer
 from pgelect.testing._fake_client_end import ClientEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pgelect._engine.model import Backend, Grant
+    from pgelect._engine.model import Backend, Grant, LostTerm
     from pgelect.testing._fake_statements import Statements
     from pgelect.testing._fake_wire import Wire
 
@@ -42,6 +43,10 @@ class FakeSession:
     async def open(self, within_s: float) -> None:
         """Connect."""
         await self._end.open(min(within_s, self._connect_within_s), self._server.check_primary)
+
+    def adjust(self, lease_s: float) -> None:
+        """Have the server enforce that lease, from the next attempt or proof on."""
+        self._server = replace(self._server, lease_s=lease_s)
 
     async def try_lock(self, ghost: Backend | None, within_s: float) -> LockAnswer:
         """Try for the lock without waiting."""
@@ -79,13 +84,27 @@ class FakeSession:
         await self._end.ask(left_s(), lambda backend: self._server.adopt(backend, grant))
         return ResumeAnswer(resumed=True, backend=self._end.backend_id)
 
-    async def prove(self, within_s: float) -> bool:
+    async def prove(self, within_s: float) -> Proof:
         """Prove leadership."""
         return await self._end.ask(within_s, self._server.prove)
 
-    async def watch(self, for_s: float) -> None:
-        """Idle; hear at once when the session ends."""
-        await self._end.listen(for_s)
+    async def watch(self, for_s: float) -> bool:
+        """Idle; hear at once when the session ends, or somebody calls."""
+        return await self._end.listen(for_s)
+
+    async def announce(
+        self,
+        grant: Grant | None,
+        lost: LostTerm | None,
+        ago_s: float,  # noqa: ARG002 -- of the protocol; this history keeps no ends
+        within_s: float,
+    ) -> None:
+        """Write down what has begun and what was lost; hear calls from now on."""
+        await self._end.ask(within_s, lambda backend: self._server.announce(backend, grant, lost))
+
+    async def heed(self, token: int, within_s: float) -> str | None:
+        """Look who has asked the term of that token to end."""
+        return await self._end.ask(within_s, lambda _: self._server.heed(token))
 
     async def unlock(self, token: int, within_s: float) -> bool:
         """Mark the term as released, unless a fenced transaction holds the row for long, and unlock."""

@@ -200,6 +200,18 @@ class Election(ABC):
     async def row(self) -> Row | None: ...
 
     @abstractmethod
+    async def history(self) -> list[tuple[int, str | None, str | None]]:
+        """The terms that were announced, the oldest first: token, how it ended, and why it was lost."""
+
+    @abstractmethod
+    async def request_step_down(self, token: int | None = None) -> int | None:
+        """Ask the leader of a token, or whoever leads, to step down; the token that was asked."""
+
+    @abstractmethod
+    async def call(self) -> None:
+        """Notify the leader of nothing at all, as anybody may."""
+
+    @abstractmethod
     async def ledger(self) -> list[tuple[int, int]]:
         """What clients wrote and committed, in the order of the commits: token and value."""
 

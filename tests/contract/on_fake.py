@@ -65,6 +65,15 @@ class FakeElection(Election):
         assert session.pid is not None
         self.server.unlock_all(session.pid)
 
+    async def history(self) -> list[tuple[int, str | None, str | None]]:
+        return [(term.token, term.ending, term.reason) for term in self.server.history(self.key)]
+
+    async def request_step_down(self, token: int | None = None) -> int | None:
+        return self.server.request_step_down(self.key, token)
+
+    async def call(self) -> None:
+        self.server.call(self.key)
+
     # Links
 
     async def linked(self, identity: str = "a", *, lease_s: float = 15.0) -> Session:

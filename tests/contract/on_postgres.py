@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from benchmarks.chaos.links import LossyProxy
 from pgelect._engine.model import Grant, LockKey
 from pgelect._engine.session import Session
+from pgelect._postgres.announcing import step_down_channel
 from pgelect._postgres.install import grants_sql, schema_sql
 from pgelect._postgres.session import PostgresSession, SessionOptions
 from pgelect.testing import Postgres
@@ -113,6 +114,21 @@ class PostgresElection(Election):
 
     async def unlock_all(self, session: Session) -> None:
         await self._behind(session, "SELECT pg_advisory_unlock_all()")
+
+    async def history(self) -> list[tuple[int, str | None, str | None]]:
+        found = "SELECT token, ending, reason FROM pgelect.history WHERE key1 = %s AND key2 = %s ORDER BY token"
+        return [(token, ending, reason) for token, ending, reason in await self._ask(found, *self._pair)]
+
+    async def request_step_down(self, token: int | None = None) -> int | None:
+        asked = "SELECT pgelect.request_step_down(%s, %s, %s)"
+        return (await self._ask(asked, *self._pair, token))[0][0]  # type: ignore[no-any-return]  # a row of the driver
+
+    async def call(self) -> None:
+        await self._ask("SELECT pg_notify(%s, 'nothing')", step_down_channel(self.key))
+
+    @property
+    def _pair(self) -> tuple[int, int]:
+        return self.key.key1, self.key.key2
 
     async def _behind(self, session: Session, statement: str) -> None:
         assert isinstance(session, PostgresSession)

@@ -43,7 +43,7 @@ async def test_a_ghost_that_nobody_ends_keeps_the_lock_for_its_lease_and_no_long
     holder = await election.linked("a", lease_s=LEASE_S)
     assert (await holder.try_lock(None, WITHIN_S)).granted
     sent = time.monotonic()
-    assert await holder.prove(WITHIN_S)
+    assert (await holder.prove(WITHIN_S)).held
     await election.cut(holder, "client")
     await election.is_free()
     assert time.monotonic() - sent >= LEASE_S
@@ -113,4 +113,4 @@ async def test_a_waiter_of_whose_break_only_the_server_hears_leaves_the_queue(el
     assert await election.waiters() == []
     with pytest.raises(SessionLostError):
         await wait
-    assert await holder.prove(WITHIN_S)
+    assert (await holder.prove(WITHIN_S)).held

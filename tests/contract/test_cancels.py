@@ -31,7 +31,7 @@ async def test_a_mint_that_is_cancelled_while_it_waits_for_a_writer_tries_once_m
     await election.cancel(minting)
     await writer.commit()
     assert (await mint).token > old
-    assert await successor.prove(WITHIN_S)
+    assert (await successor.prove(WITHIN_S)).held
 
 
 async def test_a_release_that_is_cancelled_while_it_waits_for_a_writer_goes_on_without_its_mark(
@@ -53,7 +53,7 @@ async def test_a_cancel_that_reaches_an_idle_session_cancels_nothing(election: E
     """Nor the statement after it, unless that begins in the same instant, as with `FakeServer.cancel` by default."""
     session, grant = await election.leading("a")
     assert await election.cancel(grant.backend.pid)
-    assert await session.prove(WITHIN_S) is True
+    assert (await session.prove(WITHIN_S)).held is True
     writer = await election.checked(grant.token)
     assert await election.cancel(writer.pid)
     await writer.write(1)

@@ -48,7 +48,7 @@ async def test_resuming_ends_nobody_whose_pid_merely_looks_like_the_ghost(electi
     session = await election.opened("b")
     answer = await session.resume(replace(grant, backend=_earlier(grant.backend)), WITHIN_S)
     assert (answer.resumed, answer.final) == (False, True)
-    assert await other.prove(WITHIN_S)
+    assert (await other.prove(WITHIN_S)).held
 
 
 async def test_a_ghost_that_is_not_the_holder_is_left_alone(election: Election) -> None:
@@ -59,7 +59,7 @@ async def test_a_ghost_that_is_not_the_holder_is_left_alone(election: Election) 
     assert not (await session.try_lock(grant.backend, WITHIN_S)).granted
     assert not (await session.resume(grant, WITHIN_S)).resumed
     assert grant.backend.pid in await election.pids()
-    assert await other.prove(WITHIN_S)
+    assert (await other.prove(WITHIN_S)).held
 
 
 async def test_a_ghost_gives_the_lock_to_who_waits_for_it_not_to_who_ended_it(election: Election) -> None:
@@ -71,8 +71,8 @@ async def test_a_ghost_gives_the_lock_to_who_waits_for_it_not_to_who_ended_it(el
     waited = (await wait).granted
     assert (answer.granted, waited) in ((False, True), (True, False))  # False: its slice had just ended
     await election.is_gone(grant.backend.pid)
-    assert await waiter.prove(WITHIN_S) is waited
-    assert await session.prove(WITHIN_S) is answer.granted
+    assert (await waiter.prove(WITHIN_S)).held is waited
+    assert (await session.prove(WITHIN_S)).held is answer.granted
 
 
 async def test_a_ghost_that_may_not_be_ended_leaves_the_term_in_doubt_until_it_is_gone(election: Election) -> None:
@@ -82,7 +82,7 @@ async def test_a_ghost_that_may_not_be_ended_leaves_the_term_in_doubt_until_it_i
     assert not (await session.try_lock(grant.backend, WITHIN_S)).granted
     answer = await session.resume(grant, WITHIN_S)
     assert (answer.resumed, answer.final) == (False, False)
-    assert await ghost.prove(WITHIN_S)
+    assert (await ghost.prove(WITHIN_S)).held
     resume = asyncio.create_task(session.resume(grant, WITHIN_S))
     await ghost.close(WITHIN_S)
     assert (await resume).resumed

@@ -17,7 +17,7 @@ async def test_a_lock_is_never_freed_earlier_than_a_lease_after_the_last_proof_w
     holder = await election.holding("a", lease_s=LEASE_S)
     waiter = await election.opened("b")
     sent = time.monotonic()
-    assert await holder.prove(WITHIN_S)
+    assert (await holder.prove(WITHIN_S)).held
     await granted(waiter)
     assert time.monotonic() - sent >= LEASE_S
 
@@ -26,7 +26,7 @@ async def test_a_session_that_waits_in_the_queue_for_longer_than_its_lease_is_no
     await election.holding("a")
     waiter = await election.opened("b", lease_s=LEASE_S / 2)
     assert not (await waiter.wait_lock(WITHIN_S)).granted
-    assert await waiter.prove(WITHIN_S) is False
+    assert (await waiter.prove(WITHIN_S)).held is False
     assert len(await election.pids()) == 2
 
 

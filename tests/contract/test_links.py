@@ -48,7 +48,7 @@ async def test_a_silence_that_ends_in_time_loses_nothing(election: Election) -> 
     await asyncio.wait({proof}, timeout=0.05)
     assert not proof.done()
     await election.heal(holder)
-    assert await proof is True
+    assert (await proof).held
     assert await holder.unlock(0, WITHIN_S) is True
 
 
@@ -56,7 +56,7 @@ async def test_a_holder_that_fell_silent_keeps_the_lock_for_its_lease_and_no_lon
     holder = await election.linked("a", lease_s=LEASE_S)
     assert (await holder.try_lock(None, WITHIN_S)).granted
     sent = time.monotonic()
-    assert await holder.prove(WITHIN_S)
+    assert (await holder.prove(WITHIN_S)).held
     await election.silence(holder)
     with pytest.raises(SessionLostError):
         await holder.prove(GIVE_UP_S)
@@ -138,7 +138,7 @@ async def test_a_ghost_behind_a_silent_link_is_ended_by_its_own_next_session(ele
     else:
         assert (await session.resume(grant, WITHIN_S)).resumed
         assert (await election.last_row()).token == grant.token
-    assert await session.prove(WITHIN_S)
+    assert (await session.prove(WITHIN_S)).held
     await election.is_gone(grant.backend.pid)
 
 

@@ -97,7 +97,7 @@ async def test_a_slice_ends_by_itself_and_leaves_no_place_in_the_queue(election:
 async def test_a_wait_for_a_free_lock_is_granted_at_once(election: Election) -> None:
     session = await election.opened("a")
     assert (await session.wait_lock(WITHIN_S)).granted
-    assert await session.prove(WITHIN_S)
+    assert (await session.prove(WITHIN_S)).held
 
 
 async def test_the_lock_is_held_once_however_it_was_got(election: Election) -> None:
@@ -210,7 +210,7 @@ async def test_a_try_ends_nobody_whose_pid_merely_looks_like_the_ghost(election:
     earlier = Backend(grant.backend.pid, grant.backend.started_at.replace(year=2001))
     second = await election.opened("b")
     assert not (await second.try_lock(earlier, WITHIN_S)).granted
-    assert await other.prove(WITHIN_S)
+    assert (await other.prove(WITHIN_S)).held
 
 
 async def test_a_try_does_not_end_its_ghost_when_that_holds_nothing(election: Election) -> None:
@@ -219,4 +219,4 @@ async def test_a_try_does_not_end_its_ghost_when_that_holds_nothing(election: El
     await idle.unlock(0, WITHIN_S)
     second = await election.opened("b")
     assert (await second.try_lock(ghost, WITHIN_S)).granted
-    assert await idle.prove(WITHIN_S) is False
+    assert (await idle.prove(WITHIN_S)).held is False

@@ -13,20 +13,20 @@ from tests.contract.election import WITHIN_S, Election, granted, soon
 
 async def test_a_holder_proves_it_and_who_does_not_hold_cannot(election: Election) -> None:
     holder, other = await election.holding("a"), await election.opened("b")
-    assert await holder.prove(WITHIN_S) is True
-    assert await other.prove(WITHIN_S) is False
+    assert (await holder.prove(WITHIN_S)).held is True
+    assert (await other.prove(WITHIN_S)).held is False
     assert await holder.unlock(0, WITHIN_S)
-    assert await holder.prove(WITHIN_S) is False
+    assert (await holder.prove(WITHIN_S)).held is False
 
 
 async def test_a_proof_notices_that_the_lock_was_freed_behind_our_back(election: Election) -> None:
     holder = await election.holding("a")
-    assert await holder.prove(WITHIN_S) is True
+    assert (await holder.prove(WITHIN_S)).held is True
     await election.unlock_all(holder)
-    assert await holder.prove(WITHIN_S) is False
+    assert (await holder.prove(WITHIN_S)).held is False
     other = await election.opened("b")
     assert (await other.try_lock(None, WITHIN_S)).granted
-    assert await holder.prove(WITHIN_S) is False
+    assert (await holder.prove(WITHIN_S)).held is False
     assert await holder.unlock(0, WITHIN_S) is False
 
 
@@ -42,7 +42,7 @@ async def test_a_proof_on_a_terminated_session_is_a_loss(election: Election) -> 
 async def test_a_watch_ends_by_itself_when_nothing_happens(election: Election) -> None:
     holder = await election.holding("a")
     await holder.watch(0.05)
-    assert await holder.prove(WITHIN_S)
+    assert (await holder.prove(WITHIN_S)).held
 
 
 async def test_a_watch_hears_of_the_end_of_the_session(election: Election) -> None:
@@ -63,7 +63,7 @@ async def test_a_watch_can_be_cancelled_again_and_again_and_the_session_goes_on(
         watch.cancel()
         with pytest.raises(asyncio.CancelledError):
             await watch
-        assert await holder.prove(WITHIN_S) is True
+        assert (await holder.prove(WITHIN_S)).held is True
     assert await holder.unlock(0, WITHIN_S) is True
 
 
@@ -110,7 +110,7 @@ async def test_proofs_keep_the_lease(election: Election) -> None:
     end = loop.time() + 1.0
     while loop.time() < end:
         await holder.watch(0.1)
-        assert await holder.prove(WITHIN_S)
+        assert (await holder.prove(WITHIN_S)).held
 
 
 # Cancels

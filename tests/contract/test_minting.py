@@ -198,7 +198,7 @@ async def test_a_release_that_a_writer_holds_off_goes_on_without_its_mark(electi
     await writer.commit()
     successor, next_grant = await election.leading("b")
     assert not next_grant.predecessor_clean
-    assert await successor.prove(WITHIN_S)
+    assert (await successor.prove(WITHIN_S)).held
     assert await election.ledger() == [(grant.token, 1)]
 
 
@@ -221,7 +221,7 @@ async def test_a_mint_by_a_session_that_lost_the_lock_behind_its_back_is_refused
     assert caught.value.reason == "disproved"
     row = await election.last_row()
     assert (row.token, row.holder, row.terms) == (grant.token, "b", 2)
-    assert await holder.prove(WITHIN_S)
+    assert (await holder.prove(WITHIN_S)).held
     await election.write_fenced(grant.token, 1)
     assert grant.token > before.token
 
@@ -241,5 +241,5 @@ async def test_a_writer_of_one_lock_is_in_nobodys_way_at_another_and_its_token_m
     for token in tokens:
         with pytest.raises(StaleTokenError):
             await election.checked(token)
-    assert await holder.prove(WITHIN_S)
+    assert (await holder.prove(WITHIN_S)).held
     assert (await election.last_row()).token == grant.token

@@ -38,7 +38,7 @@ async def _clear(waits: list[Wait], sessions: list[Session]) -> None:
     """Bring an attempt to its end, so that it can be made again."""
     await asyncio.wait(waits)
     for session in sessions:
-        if await session.prove(WITHIN_S):
+        if (await session.prove(WITHIN_S)).held:
             await session.unlock(0, WITHIN_S)
 
 
@@ -80,7 +80,7 @@ async def test_waiters_that_were_ended_or_closed_are_passed_over(election: Elect
         await ended
     await holder.unlock(0, WITHIN_S)
     await wait
-    assert await last.prove(WITHIN_S)
+    assert (await last.prove(WITHIN_S)).held
 
 
 async def test_who_leaves_the_queue_at_the_end_of_its_slice_comes_back_behind_the_others(election: Election) -> None:
@@ -154,9 +154,9 @@ async def test_a_lock_that_was_taken_twice_is_free_after_two_unlocks(election: E
     pid = await election.holder()
     assert await session.unlock(0, WITHIN_S) is True
     assert await election.holders() == [pid]
-    assert await session.prove(WITHIN_S) is True
+    assert (await session.prove(WITHIN_S)).held is True
     assert await session.unlock(0, WITHIN_S) is True
-    assert await session.prove(WITHIN_S) is False
+    assert (await session.prove(WITHIN_S)).held is False
     assert await session.unlock(0, WITHIN_S) is False
     await election.is_free()
 
@@ -168,8 +168,8 @@ async def test_a_lock_that_was_taken_twice_is_freed_at_once_by_unlock_all(electi
     await election.unlock_all(session)
     if not (await wait).granted:  # its slice had just ended
         await granted(waiter)
-    assert await session.prove(WITHIN_S) is False
-    assert await waiter.prove(WITHIN_S) is True
+    assert (await session.prove(WITHIN_S)).held is False
+    assert (await waiter.prove(WITHIN_S)).held is True
 
 
 async def test_a_lock_that_was_taken_twice_is_freed_by_the_end_of_its_session(election: Election) -> None:

@@ -35,7 +35,7 @@ async def test_a_term_goes_on_with_its_token_when_nobody_led_in_between(election
     assert answer.resumed
     assert answer.backend is not None
     assert answer.backend.pid == await election.holder()
-    assert await session.prove(WITHIN_S)
+    assert (await session.prove(WITHIN_S)).held
     row = await election.row()
     assert row is not None
     assert (row.token, row.terms, row.released) == (grant.token, 1, False)
@@ -100,8 +100,8 @@ async def test_a_term_is_over_when_another_holds_the_lock_even_before_it_minted(
     other = await election.holding("b")
     session = await election.opened("a")
     _is_final(await session.resume(grant, WITHIN_S))
-    assert await other.prove(WITHIN_S)
-    assert await session.prove(WITHIN_S) is False
+    assert (await other.prove(WITHIN_S)).held
+    assert (await session.prove(WITHIN_S)).held is False
 
 
 async def test_a_term_that_another_session_has_begun_to_end_is_over(election: Election) -> None:

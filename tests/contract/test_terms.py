@@ -97,7 +97,7 @@ async def test_without_fencing_there_is_no_token_and_no_row(election: Election) 
     grant = await session.mint(WITHIN_S)
     assert (grant.token, grant.record, grant.timeline) == (0, None, 1)
     assert grant.backend.pid == await election.holder()
-    assert await session.prove(WITHIN_S)
+    assert (await session.prove(WITHIN_S)).held
     assert await session.unlock(grant.token, WITHIN_S)
     assert await election.holders() == []
 

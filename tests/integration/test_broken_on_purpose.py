@@ -62,8 +62,8 @@ REAL = {
     ),
     "the proof looks at nothing": Break(
         "pgelect/_postgres/sql.py",
-        "AS l WHERE {} AND l.pid = pg_catalog.pg_backend_pid() ",
-        "AS l WHERE {} OR true ",
+        '"SELECT coalesce(bool_or(l.granted AND l.pid = pg_catalog.pg_backend_pid() ',
+        '"SELECT coalesce(bool_or(true OR l.pid = pg_catalog.pg_backend_pid() ',
         PROVED,
     ),
     "the fence is a plain read": Break(

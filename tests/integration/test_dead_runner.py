@@ -182,7 +182,7 @@ async def test_a_bug_in_the_runner_is_raised_where_somebody_waits(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("pgelect._engine.transitions._idle", fail)
+    monkeypatch.setattr("pgelect._engine.transitions.idle", fail)
     await asyncio.wait({running, working}, timeout=scaled(5))
     monkeypatch.undo()
     assert [type(task.exception()) for task in (running, working)] == [ZeroDivisionError] * 2

@@ -518,7 +518,7 @@ async def test_install_may_be_repeated_in_any_kind_of_connection(any_database: s
         await conn.execute("SET search_path = ''")
         await install(conn)
         await install(conn)
-    assert query(any_database, "SELECT version FROM pgelect.schema_version") == [(1,)]
+    assert query(any_database, "SELECT version FROM pgelect.schema_version") == [(1,), (2,)]
 
 
 async def test_install_inside_an_open_transaction_is_part_of_it(database: str) -> None:
@@ -534,7 +534,7 @@ async def test_twenty_installs_at_once(any_database: str) -> None:
     await asyncio.gather(*(install(conn) for conn in conns))
     for conn in conns:
         await conn.close()
-    assert query(any_database, "SELECT version FROM pgelect.schema_version") == [(1,)]
+    assert query(any_database, "SELECT version FROM pgelect.schema_version") == [(1,), (2,)]
 
 
 async def test_the_sql_may_be_run_by_hand_and_again(database: str, lock: LockKey, make: Make) -> None:

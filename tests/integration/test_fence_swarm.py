@@ -18,7 +18,7 @@ from psycopg.sql import SQL, Composed
 
 from pgelect import FenceBusyError, LockKey
 from pgelect._engine.model import Backend
-from pgelect._postgres.sql import end_blocker, fence_blockers
+from pgelect._postgres.blockers import end_blocker, fence_blockers
 from pgelect.fencing import check_token, guard_table
 from tests.support.electors import Elector
 from tests.support.looks import now

@@ -42,20 +42,32 @@ TOUCHES_THE_REST = [
     "SELECT nextval('pgelect.token_seq')",
     "ALTER SEQUENCE pgelect.token_seq RESTART",
     "SELECT last_value FROM pgelect.token_seq",
-    "INSERT INTO pgelect.schema_version VALUES (2)",
+    "INSERT INTO pgelect.schema_version VALUES (3)",
     "ALTER FUNCTION pgelect.check_token(integer, integer, bigint) RESET search_path",
     "CREATE OR REPLACE FUNCTION pgelect.check_token(key1 int, key2 int, token bigint) RETURNS void LANGUAGE sql AS ''",
     "CREATE FUNCTION pgelect.check_token(integer, integer, integer) RETURNS void LANGUAGE sql AS ''",
     "CREATE TABLE pgelect.mine ()",
     "ALTER SCHEMA pgelect RENAME TO mine",
     "DROP SCHEMA pgelect CASCADE",
+    "INSERT INTO pgelect.history SELECT * FROM pgelect.history",
+    "UPDATE pgelect.history SET holder = 'mine'",
+    "DELETE FROM pgelect.history",
+    "INSERT INTO pgelect.step_down SELECT * FROM pgelect.step_down",
+    "SELECT requested_by FROM pgelect.step_down",
+    "SELECT pgelect.request_step_down(1, 2)",
+    "SELECT token FROM pgelect.leaders FOR SHARE",
+    "LOCK TABLE pgelect.leaders IN ROW SHARE MODE",
+    "LOCK TABLE pgelect.leaders IN ACCESS EXCLUSIVE MODE",
 ]
 STATE = "SELECT to_jsonb(t), s.last_value FROM pgelect.token AS t, pgelect.token_seq AS s"
 READS = [
     "SELECT metadata FROM pgelect.token",
     "COPY pgelect.token TO STDOUT",
     "SELECT version FROM pgelect.schema_version",
+    "SELECT pgelect.report_lost(1, 2, 3, '', 0)",
+    "SELECT pgelect.asked_to_step_down(1, 2, 3)",
 ]
+LOOKS_ON = ["SELECT metadata FROM pgelect.leaders", "SELECT reason FROM pgelect.history"]
 
 
 def grants_nothing(conn: psycopg.Connection[Any]) -> None:
@@ -78,11 +90,11 @@ async def test_who_is_no_elector_can_change_lock_or_shadow_nothing_in_the_schema
     elector, writer = any_roles.electors_and_writers()
     role = writer if kind == "writer" else any_roles.make(kind)
     any_roles.give_schema(role)
-    forbidden = [*TOUCHES_THE_TABLE, *TOUCHES_THE_REST]
+    forbidden = [*TOUCHES_THE_TABLE, *TOUCHES_THE_REST, *READS]
     if kind == "reader":
         any_roles.run(READER, app_reader=role.name)
     else:
-        forbidden += READS
+        forbidden += LOOKS_ON
     if kind != "writer":
         forbidden.append("SELECT pgelect.check_token(1, 2, 3)")
     async with Elector(elector.dsn, key) as a:
@@ -122,11 +134,11 @@ async def test_a_reader_with_an_open_transaction_holds_up_no_term(any_roles: Rol
         first = (await a.leads() if a.is_leader else await b.leads()).token
         hostile = any_roles.connect(reader)
         hostile.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        hostile.execute("LOCK TABLE pgelect.token IN ACCESS SHARE MODE")
-        assert hostile.execute("SELECT token FROM pgelect.token").fetchone() == (first,)
+        hostile.execute("LOCK TABLE pgelect.leaders, pgelect.history IN ACCESS SHARE MODE")
+        assert hostile.execute("SELECT token FROM pgelect.leaders").fetchone() == (first,)
         terminate(any_roles.database, lock_holders(any_roles.database, *key)[0])
         await eventually(lambda: (a.lock.token or b.lock.token or 0) > first)
-        assert hostile.execute("SELECT token FROM pgelect.token").fetchone() == (first,), (
+        assert hostile.execute("SELECT token FROM pgelect.leaders").fetchone() == (first,), (
             "still open, and it saw no end"
         )
         assert FenceBusyError not in {type(error) for error in (*a.errors, *b.errors)}

@@ -79,7 +79,9 @@ async def test_the_sql_of_the_error_gives_no_more_than_is_needed(database: str, 
     as_administrator(database, (await refused(dsn, key)).sql)
     await leads(dsn, database, key)
     assert sorted(query(database, OTHERS)) == [
+        *(("function", called, "EXECUTE") for called in ("announce", "asked_to_step_down")),
         ("function", "check_token", "EXECUTE"),  # for its fenced transactions
+        ("function", "report_lost", "EXECUTE"),
         *(("relation", table, right) for table in ("closed", "token") for right in ("INSERT", "SELECT", "UPDATE")),
         ("relation", "token_seq", "USAGE"),
         ("schema", "pgelect", "USAGE"),
@@ -263,7 +265,8 @@ def test_installing_again_keeps_grants_and_revokes_and_takes_from_everybody_what
 
 
 @pytest.mark.parametrize(
-    "sql", ["GRANTS", "READER", "MAY_END_WRITERS", "OWN_DATABASE", "LOCK_FUNCTIONS", "HAND_OVER", "RESTORED"]
+    "sql",
+    ["GRANTS", "READER", "OPERATOR", "MAY_END_WRITERS", "OWN_DATABASE", "LOCK_FUNCTIONS", "HAND_OVER", "RESTORED"],
 )
 def test_the_sql_for_administrators_is_in_the_readme_word_for_word(sql: str) -> None:
     """What the tests run is what people are told to run."""

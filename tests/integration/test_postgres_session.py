@@ -93,8 +93,8 @@ async def test_one_of_two_sessions_is_granted_the_lock_and_the_server_agrees(
     assert not refused.granted
     assert refused.record == grant.record
     assert holders(any_database, lock) == [pid_of(a)] == [grant.backend.pid]
-    assert await a.prove(WITHIN_S)
-    assert not await b.prove(WITHIN_S)
+    assert (await a.prove(WITHIN_S)).held
+    assert not (await b.prove(WITHIN_S)).held
 
 
 @pytest.mark.parametrize("pair", [(-(2**31), -1), (-1, -(2**31)), (0, 0), (2**31 - 1, -5)])
@@ -104,7 +104,7 @@ async def test_keys_of_any_sign_lock_and_prove(database: str, pair: tuple[int, i
     grant = await a.mint(WITHIN_S)
 
     assert holders(database, key) == [pid_of(a)]
-    assert await a.prove(WITHIN_S)
+    assert (await a.prove(WITHIN_S)).held
     assert grant.record is not None
     assert (grant.record.key1, grant.record.key2, grant.record.name) == (*pair, None)
     assert await a.unlock(grant.token, WITHIN_S)
@@ -152,14 +152,14 @@ async def test_a_lock_freed_behind_our_back_disproves_leadership(database: str, 
     a = await leading(make(database, lock))
     assert a._link is not None
     await a._link.conn.execute("DISCARD ALL")
-    assert await a.prove(WITHIN_S) is False
+    assert (await a.prove(WITHIN_S)).held is False
 
 
 async def test_a_changed_nonce_disproves_leadership(database: str, lock: LockKey, make: Make) -> None:
     a = await leading(make(database, lock))
     assert a._link is not None
     await a._link.conn.execute("SELECT set_config('pgelect.nonce', 'of another client', false)")
-    assert await a.prove(WITHIN_S) is False
+    assert (await a.prove(WITHIN_S)).held is False
 
 
 async def test_two_names_on_one_pair_of_keys_collide_and_nothing_is_held(
@@ -197,7 +197,7 @@ async def test_a_waiter_leads_as_soon_as_the_holder_is_killed(any_database: str,
     assert (await waiting).granted
     assert time.monotonic() - killed < scaled(0.3)
     assert set(holders(any_database, lock)) == {pid_of(b)}
-    assert await b.prove(WITHIN_S)
+    assert (await b.prove(WITHIN_S)).held
     assert await b.unlock(0, WITHIN_S)
     assert holders(any_database, lock) == []
 
@@ -352,7 +352,7 @@ async def test_nothing_a_role_has_set_is_relied_on(
         a = await leading(make(f"{any_database} user={role}", lock, "ü" * 60, metadata={"ä": "\\'"}))
         grant = await a.mint(WITHIN_S)
         await asyncio.sleep(0.3)  # longer than the hostile idle timeout
-        assert await a.prove(WITHIN_S)
+        assert (await a.prove(WITHIN_S)).held
         assert grant.record is not None
         assert grant.record.metadata == {"ä": "\\'"}
         assert grant.record.backend == grant.backend
@@ -444,7 +444,7 @@ async def test_session_pooling_works(
     a = await leading(make(pgbouncer("session", pool_size).through(database), lock))
     grant = await a.mint(WITHIN_S)
     assert holders(database, lock) == [grant.backend.pid]
-    assert await a.prove(WITHIN_S)
+    assert (await a.prove(WITHIN_S)).held
     await a.close(1.0)
     await eventually(lambda: not holders(database, lock))
 
@@ -525,9 +525,9 @@ async def test_an_idle_watch_may_be_cancelled_and_the_session_stays_usable(
             await asyncio.sleep(0)
         watching.cancel()
         await asyncio.wait({watching})
-        assert await a.prove(WITHIN_S)
+        assert (await a.prove(WITHIN_S)).held
     await a.watch(0.05)
-    assert await a.prove(WITHIN_S)
+    assert (await a.prove(WITHIN_S)).held
 
 
 @pytest.mark.parametrize("call", ["try_lock", "wait_lock", "mint", "prove", "unlock"])
@@ -637,7 +637,7 @@ async def test_a_statement_cancelled_by_an_administrator_leaves_the_session_usab
         await minting
     assert not isinstance(failed.value, SessionLostError)
     blocker.close()
-    assert await a.prove(WITHIN_S)
+    assert (await a.prove(WITHIN_S)).held
 
 
 async def test_a_forked_child_neither_ends_nor_keeps_alive_its_parents_session(
@@ -665,7 +665,7 @@ async def test_a_forked_child_neither_ends_nor_keeps_alive_its_parents_session(
     assert os.read(told_read, 100) == b"closed refused"
     os.close(told_read)
     os.close(told_write)
-    assert await a.prove(WITHIN_S)
+    assert (await a.prove(WITHIN_S)).held
 
 
 # Ghosts and resuming
@@ -693,7 +693,7 @@ async def test_a_term_goes_on_after_its_session_was_lost(any_database: str, lock
     assert (await b.resume(grant, WITHIN_S)).resumed
     assert holders(any_database, lock) == [pid_of(b)]
     assert query(any_database, "SELECT token, backend_pid FROM pgelect.token") == [(grant.token, pid_of(b))]
-    assert await b.prove(WITHIN_S)
+    assert (await b.prove(WITHIN_S)).held
 
 
 async def test_a_term_does_not_go_on_once_another_has_the_lock_or_had_it(
@@ -791,7 +791,7 @@ async def test_a_connection_of_the_users_making_is_taken_and_set_up(database: st
     a = await leading(make("", lock, connect_fn=mine))
     await a.mint(WITHIN_S)
     assert [(s.state, s.backend_xmin) for s in sessions(database)] == [("idle", None)]
-    assert await a.prove(WITHIN_S)
+    assert (await a.prove(WITHIN_S)).held
 
 
 async def test_a_connection_inside_a_transaction_is_closed_and_refused(
@@ -814,7 +814,7 @@ async def test_a_connection_inside_a_transaction_is_closed_and_refused(
 async def test_a_hundred_proofs_prepare_nothing_and_hold_no_snapshot(database: str, lock: LockKey, make: Make) -> None:
     a = await leading(make(database, lock))
     for _ in range(100):
-        assert await a.prove(WITHIN_S)
+        assert (await a.prove(WITHIN_S)).held
     assert a._link is not None
     cursor = await a._link.conn.execute("SELECT count(*) FROM pg_prepared_statements")
     assert await cursor.fetchone() == (0,)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tests.simulation.process import Process
     from tests.simulation.simulation import Simulation
 
+LEASE_SHARES = (0.5, 0.75, 1.0)
+"""Of the lease that a process began with; never more, for the bounds that are checked follow from that one."""
 LONG = 0.04
 """How likely a fault lasts for longer than a takeover may take."""
 
@@ -36,6 +38,9 @@ class Nemesis:
             (2, self.restart_process),
             (2, self.step_down),
             (1, self.fork),
+            (4, self.reconfigure),
+            (2, self.ask),
+            (1, self.call),
             (4, self.partition),
             (2, self.slow_network),
             (3, self.cut),
@@ -156,6 +161,27 @@ class Nemesis:
             self._count("fork", process)
             for wrong in process.fork():
                 self._sim.checks.violate(f"{process}: {wrong}")
+
+    def reconfigure(self) -> None:
+        process = self._process()
+        if process is not None:
+            share = self._chance.choice(LEASE_SHARES)
+            if self._chance.random() < 0.5:  # the proof that would tell the server of it does not get there
+                process.network.block(up=True, down=self._chance.random() < 0.5)
+                self._for_a_while(process.network.unblock, 5.0)
+            self._count("reconfigure", f"{process}: {share:g} of its lease")
+            process.command("reconfigure", process.reconfigure(share))
+
+    # What operators and strangers ask for
+
+    def ask(self) -> None:
+        row = self._sim.server.row(self._sim.key)
+        token = None if row is None else self._chance.choice((None, row.token, row.token - 1))
+        self._count("request", f"of term {token}: asked {self._sim.server.request_step_down(self._sim.key, token)}")
+
+    def call(self) -> None:
+        self._count("call")
+        self._sim.server.call(self._sim.key)
 
     # What happens to links
 

@@ -56,15 +56,10 @@ class Process:
         self.network = Network(world, self.loop.hand_over)
         self.lock = LeaderLock("", key.key1, key.key2, identity=name, **plan.settings)
         settings = self.lock._settings
-        sessions = partial(
-            server.session,
-            key=key,
-            identity=name,
-            lease_s=settings.lease_s,
-            fencing=settings.fencing,
-            new_wire=self.network.new_wire,
+        session = partial(
+            server.session, key=key, identity=name, fencing=settings.fencing, new_wire=self.network.new_wire
         )
-        self.lock._build(settings, sessions, self.clock)
+        self.lock._build(settings, lambda: session(lease_s=self.lock._settings.lease_s), self.clock)
         self.writer = Writer(self, world, server, key) if settings.fencing else None
         self._register()
         self.command("main", self._main())
@@ -118,6 +113,12 @@ class Process:
     async def step_down(self) -> None:
         """Give up leadership, if there is any."""
         await self.lock.step_down()
+
+    async def reconfigure(self, share: float) -> None:
+        """Let it go on with a part of the lease that it began with, and of what has to fit into that."""
+        plan = self.plan.settings
+        names = ("lease_s", "health_interval_s", "health_timeout_s")
+        self.lock.reconfigure(**{name: plan[name] * share for name in names if plan[name] is not None})
 
     @property
     def leads(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite
 from typing import TYPE_CHECKING, TypeVar
 
 from pgelect._engine import events as ev
@@ -11,7 +11,7 @@ from pgelect._engine.events import Effect, Event, Io
 from pgelect._engine.machine import step
 from pgelect._engine.model import LockState
 from pgelect.errors import ConfigurationError, PgElectError, SessionLostError
-from tests.support.machines import AFTER_A_CRASH, GRANT, OTHER_BACKEND
+from tests.support.machines import AFTER_A_CRASH, GRANT, OTHER_BACKEND, fenced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,11 +28,11 @@ CANCELLED = PgElectError("canceling statement due to user request")
 _IN_TERM = frozenset({LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING})
 _IO_OF_STATE: dict[LockState, set[Io | None]] = {
     LockState.STOPPED: {None},
-    LockState.FOLLOWER: {None, Io.OPEN, Io.WAIT},
+    LockState.FOLLOWER: {None, Io.OPEN, Io.WAIT, Io.ANNOUNCE},
     LockState.ACQUIRING: {Io.TRY, Io.MINT, Io.PROVE, Io.WATCH},
-    LockState.LEADER: {Io.PROVE, Io.WATCH},
+    LockState.LEADER: {Io.PROVE, Io.WATCH, Io.ANNOUNCE, Io.HEED},
     LockState.RECONNECTING: {None, Io.OPEN, Io.RESUME},
-    LockState.RELEASING: {Io.PROVE, Io.WATCH, Io.UNLOCK},
+    LockState.RELEASING: {Io.PROVE, Io.WATCH, Io.ANNOUNCE, Io.HEED, Io.UNLOCK},
 }
 
 
@@ -48,6 +48,8 @@ def events(m: Machine, sent_at: float) -> Iterator[Event]:
     yield ev.StepDown(DRAIN_S, COOLDOWN_S)
     yield ev.Shutdown(DRAIN_S)
     yield ev.Abort(None)
+    if m.rules.key.name or m.state is LockState.RECONNECTING:
+        yield ev.Reconfigure(m.rules)
     yield ev.Drained(m.number)
     yield ev.Drained(m.number - 1)
     if m.state is LockState.STOPPED:
@@ -69,7 +71,7 @@ def answers(m: Machine, sent_at: float) -> Iterator[Event]:  # one flat list of 
             if not m.rules.queue:
                 yield ev.LockRefused(m.epoch, None)
         case Io.MINT:
-            yield ev.Minted(m.epoch, sent_at, GRANT)
+            yield ev.Minted(m.epoch, sent_at, fenced(GRANT) if m.rules.key.name else GRANT)
             yield ev.Minted(m.epoch, sent_at, AFTER_A_CRASH)
         case Io.RESUME:
             yield ev.Resumed(m.epoch, sent_at, OTHER_BACKEND)
@@ -80,10 +82,18 @@ def answers(m: Machine, sent_at: float) -> Iterator[Event]:  # one flat list of 
             yield ev.ProofFailed(m.epoch, CANCELLED)
         case Io.WATCH:
             yield ev.WatchEnded(m.epoch)
+            yield ev.WatchEnded(m.epoch, heard=True)
+        case Io.ANNOUNCE:
+            yield ev.Announced(m.epoch)
+            yield ev.Announced(m.epoch, CANCELLED)
+        case Io.HEED:
+            yield ev.Heeded(m.epoch)
+            yield ev.Heeded(m.epoch, CANCELLED)
+            yield ev.StepDownRequested(m.epoch, "operator", DRAIN_S, COOLDOWN_S)
         case Io.UNLOCK:
             yield ev.Unlocked(m.epoch, was_held=True)
             yield ev.Unlocked(m.epoch, was_held=False)
-    if m.io in {Io.PROVE, Io.WATCH, Io.UNLOCK}:
+    if m.io in {Io.PROVE, Io.WATCH, Io.UNLOCK, Io.HEED} or (m.io is Io.ANNOUNCE and m.grant is not None):
         yield ev.Failed(m.epoch, LOST, 0.0)
         yield ev.Failed(m.epoch, LOST, RETRY_S)
     else:
@@ -221,7 +231,8 @@ def normal(m: Machine, now: float, memory_s: float) -> Machine:
     """
     shifted = {
         name: max(-memory_s, getattr(m, name) - now)
-        for name in ("wake_at", "trusted_until", "proof_at", "lead_at", "until")
+        for name in ("wake_at", "trusted_until", "proof_at", "lead_at", "until", "tell_at")
         if isfinite(getattr(m, name))
     }
-    return replace(m, epoch=0, number=min(m.number, 1), **shifted)
+    lost = replace(m.lost, at=0.0) if m.lost is not None else None
+    return replace(m, epoch=0, number=min(m.number, 1), lost=lost, proved_at=-inf, **shifted)

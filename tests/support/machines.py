@@ -13,14 +13,14 @@ import pytest
 
 from pgelect._engine.events import Changed, Close, Effect, Event, Halt, Io, Report, TermEnded
 from pgelect._engine.machine import step
-from pgelect._engine.model import Backend, Grant, LockKey, LockState
+from pgelect._engine.model import Backend, Grant, LeaderRecord, LockKey, LockState
 from pgelect._engine.state import Machine, Rules
 from pgelect.errors import LockError, SessionLostError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pgelect._engine.transitions import Step
+    from pgelect._engine.moves import Step
 
 STOPPED, FOLLOWER, ACQUIRING = LockState.STOPPED, LockState.FOLLOWER, LockState.ACQUIRING
 LEADER, RECONNECTING, RELEASING = LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING
@@ -50,6 +50,21 @@ def make_grant(*, token: int = 7, predecessor_clean: bool = True) -> Grant:
     return Grant(token, datetime(2026, 1, 2, tzinfo=UTC), BACKEND, 1, predecessor_clean, record=None)
 
 
+class _Nothing(dict[str, Any]):
+    """Metadata that can be part of a set."""
+
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict has none; this one stays empty
+        return 0
+
+
+def fenced(grant: Grant) -> Grant:
+    """The same with a row in the database, of which there is something to tell."""
+    row = LeaderRecord(
+        5001, 1, None, grant.token, "us", _Nothing(), grant.acquired_at, None, grant.token, 15.0, grant.backend
+    )
+    return replace(grant, record=row)
+
+
 GRANT = make_grant()
 AFTER_A_CRASH = make_grant(token=8, predecessor_clean=False)
 
@@ -61,14 +76,20 @@ TRYING = replace(IDLE, state=ACQUIRING, connected=True, io=Io.TRY)
 WAITING = replace(IDLE, state=FOLLOWER, connected=True, settled=True, io=Io.WAIT)
 POLLING = replace(WAITING, io=None, wake_at=NOW + 3)
 MINTING = replace(TRYING, settled=True, io=Io.MINT)
-_HOLDING = replace(MINTING, grant=GRANT, io=Io.WATCH, trusted_until=NOW + 9, proof_at=NOW + 3)
+_HOLDING = replace(MINTING, grant=GRANT, io=Io.WATCH, trusted_until=NOW + 9, proved_at=NOW - 1, proof_at=NOW + 3)
 DELAYED = replace(_HOLDING, grant=AFTER_A_CRASH, lead_at=NOW + 2)
 """The token is minted, a takeover delay runs."""
 LEADING = replace(_HOLDING, state=LEADER, number=NUMBER + 1)
 DRAINING = replace(LEADING, state=RELEASING, until=NOW + 6)
 UNLOCKING = replace(LEADING, state=RELEASING, drained=True, io=Io.UNLOCK)
 REOPENING = replace(
-    LEADING, state=RECONNECTING, connected=False, io=Io.OPEN, trusted_until=float("-inf"), until=NOW + 5
+    LEADING,
+    state=RECONNECTING,
+    connected=False,
+    io=Io.OPEN,
+    trusted_until=float("-inf"),
+    proved_at=float("-inf"),
+    until=NOW + 5,
 )
 RESUMING = replace(REOPENING, connected=True, io=Io.RESUME)
 BETWEEN_TRIES = replace(REOPENING, io=None, wake_at=NOW + 0.25)
@@ -168,8 +189,11 @@ class Case:
 
     @property
     def then(self) -> Machine:
-        """The machine that is expected."""
-        return replace(self.given, **self.changes)
+        """The machine that is expected. Trust is counted from the proof that it rests on."""
+        changes = dict(self.changes)
+        if "trusted_until" in changes:
+            changes.setdefault("proved_at", changes["trusted_until"] - TRUST_S)
+        return replace(self.given, **changes)
 
     def run(self) -> Step:
         """Give the machine its event."""

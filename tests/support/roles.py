@@ -20,13 +20,18 @@ GRANTS = """\
 GRANT USAGE ON SCHEMA pgelect TO app_elector;
 GRANT SELECT, INSERT, UPDATE ON pgelect.token, pgelect.closed TO app_elector;
 GRANT USAGE ON SEQUENCE pgelect.token_seq TO app_elector;
+GRANT EXECUTE ON FUNCTION pgelect.announce, pgelect.report_lost, pgelect.asked_to_step_down TO app_elector;
 
 GRANT USAGE ON SCHEMA pgelect TO app_writer;
 GRANT EXECUTE ON FUNCTION pgelect.check_token(integer, integer, bigint) TO app_writer;
 """
 READER = """\
 GRANT USAGE ON SCHEMA pgelect TO app_reader;
-GRANT SELECT ON pgelect.token TO app_reader;
+GRANT SELECT ON pgelect.leaders, pgelect.history TO app_reader;
+"""
+OPERATOR = """\
+GRANT USAGE ON SCHEMA pgelect TO app_operator;
+GRANT EXECUTE ON FUNCTION pgelect.request_step_down TO app_operator;
 """
 MAY_END_WRITERS = """\
 GRANT app_writer TO app_elector;
@@ -40,9 +45,16 @@ ALTER SCHEMA pgelect OWNER TO app_owner;
 ALTER TABLE pgelect.schema_version OWNER TO app_owner;
 ALTER TABLE pgelect.token OWNER TO app_owner;
 ALTER TABLE pgelect.closed OWNER TO app_owner;
+ALTER TABLE pgelect.history OWNER TO app_owner;
+ALTER TABLE pgelect.step_down OWNER TO app_owner;
+ALTER VIEW pgelect.leaders OWNER TO app_owner;
 ALTER SEQUENCE pgelect.token_seq OWNER TO app_owner;
-ALTER FUNCTION pgelect.check_token(integer, integer, bigint) OWNER TO app_owner;
-ALTER FUNCTION pgelect.guard() OWNER TO app_owner;
+ALTER FUNCTION pgelect.check_token OWNER TO app_owner;
+ALTER FUNCTION pgelect.guard OWNER TO app_owner;
+ALTER FUNCTION pgelect.announce OWNER TO app_owner;
+ALTER FUNCTION pgelect.report_lost OWNER TO app_owner;
+ALTER FUNCTION pgelect.asked_to_step_down OWNER TO app_owner;
+ALTER FUNCTION pgelect.request_step_down OWNER TO app_owner;
 """
 RESTORED = """\
 SELECT pg_catalog.setval('pgelect.token_seq',

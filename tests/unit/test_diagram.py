@@ -46,7 +46,7 @@ def test_it_shows_all_six_states() -> None:
 
 def test_the_labels_are_the_events_in_words() -> None:
     assert arrows()["stopped", "follower"] == ["start"]
-    assert arrows()["leader", "releasing"] == ["step down", "shutdown"]
+    assert arrows()["leader", "releasing"] == ["step down", "step down requested", "shutdown"]
     assert "lock granted" in arrows()["follower", "acquiring"]
     assert sum(map(len, arrows().values())) == sum(
         target is not state for state, row in TABLE.items() for _, targets in row.values() for target in targets

@@ -69,7 +69,7 @@ async def test_a_call_in_flight_is_answered_after_a_short_freeze(server: FakeSer
     await asyncio.sleep(0.01)
     assert not proof.done()
     server.thaw()
-    assert await proof
+    assert (await proof).held
 
 
 async def test_a_lease_that_ran_out_in_a_freeze_is_over_when_the_server_goes_on(server: FakeServer) -> None:
@@ -180,7 +180,7 @@ async def test_a_primary_cannot_be_promoted(server: FakeServer) -> None:
     leader, grant = await leading(server)
     server.promote()
     assert server.timeline == grant.timeline
-    assert await leader.prove(WITHIN_S) is True
+    assert (await leader.prove(WITHIN_S)).held is True
 
 
 async def test_a_server_that_is_stopped_does_not_start_by_a_promotion(server: FakeServer) -> None:
@@ -198,7 +198,7 @@ async def test_with_a_fake_clock_leases_follow_that_clock() -> None:
     server = FakeServer(clock=clock)
     leader, first = await leading(server, lease_s=10.0)
     clock.advance(9.9)
-    assert await leader.prove(WITHIN_S)
+    assert (await leader.prove(WITHIN_S)).held
     clock.advance(9.9)
     assert server.holders(KEY) == (leader.pid,)
     clock.advance(0.1)
@@ -217,7 +217,7 @@ async def test_two_calls_at_once_are_a_mistake_of_the_caller(server: FakeServer)
         await session.prove(WITHIN_S)
     watch.cancel()
     await asyncio.wait({watch})
-    assert not await session.prove(WITHIN_S)
+    assert not (await session.prove(WITHIN_S)).held
 
 
 async def test_a_cancelled_call_drops_the_link_and_frees_the_lock(server: FakeServer) -> None:
@@ -264,7 +264,7 @@ async def test_a_cancel_of_an_idle_session_hits_its_next_statement_or_none(serve
     if hits_next:
         with pytest.raises(PgElectError, match="canceling statement"):
             await leader.prove(WITHIN_S)
-    assert await leader.prove(WITHIN_S) is True
+    assert (await leader.prove(WITHIN_S)).held is True
 
 
 async def test_a_fenced_transaction_ends_once(server: FakeServer) -> None:

@@ -19,6 +19,7 @@ from tests.support.machines import (
     NOW,
     NUMBER,
     OTHER_BACKEND,
+    RULES,
     SITUATIONS,
     UNLOCKING,
     Case,
@@ -29,6 +30,7 @@ from tests.unit import (
     test_machine_minted,
     test_machine_reconnecting,
     test_machine_releasing,
+    test_machine_telling,
 )
 
 ERROR = PgElectError("an error")
@@ -36,6 +38,7 @@ EXAMPLES: list[Event] = [
     ev.Start(),
     ev.StepDown(6.0, 1.5),
     ev.Shutdown(6.0),
+    ev.Reconfigure(RULES),
     ev.Abort(ERROR),
     ev.Drained(NUMBER),
     ev.Tick(),
@@ -47,6 +50,9 @@ EXAMPLES: list[Event] = [
     ev.Proved(EPOCH, NOW),
     ev.ProofFailed(EPOCH, ERROR),
     ev.WatchEnded(EPOCH),
+    ev.Announced(EPOCH),
+    ev.Heeded(EPOCH),
+    ev.StepDownRequested(EPOCH, "operator", 6.0, 1.5),
     ev.Resumed(EPOCH, NOW, OTHER_BACKEND),
     ev.ResumeRefused(EPOCH, final=True, error=ERROR),
     ev.Unlocked(EPOCH, was_held=True),
@@ -66,6 +72,7 @@ CASES: list[Case] = [
     *test_machine_leader.CASES,
     *test_machine_releasing.CASES,
     *test_machine_reconnecting.CASES,
+    *test_machine_telling.CASES,
 ]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgelect._engine import events as ev
 from pgelect._engine import machine as table
+from pgelect._engine import moves
 from pgelect._engine import transitions as rules
 from pgelect._engine.dispatch import Dispatcher
 from pgelect._engine.hooks import Hook
@@ -22,18 +23,19 @@ from tests.simulation.mutants.mutant import Mutant, named
 
 if TYPE_CHECKING:
     from pgelect._engine.events import Event
+    from pgelect._engine.moves import Step
     from pgelect._engine.state import Machine
-    from pgelect._engine.transitions import Step
 
 _perform, _post, _call, _drop, _apply, _shut_down = (
     Performer.perform,
     Dispatcher.post,
     Performer._call,
-    rules._drop,
+    moves.drop,
     table._apply,
     Runner.post_shutdown,
 )
 _margin_s = Settings.margin_s
+_idle = moves.idle
 
 
 def _trusted_for_ever(runner: Runner, number: int | None = None) -> bool:
@@ -48,7 +50,7 @@ async def _sent_when_answered(performer: Performer, io: ev.Io, epoch: int, machi
     return event
 
 
-async def _mint_before_lock(performer: Performer, io: ev.Io, epoch: int, machine: Machine) -> Event:
+async def _mint_before_lock(performer: Performer, io: ev.Io, epoch: int, machine: Machine, sent_at: float) -> Event:
     """The token is drawn when the lock is tried, and written when it is granted."""
     session: Any = performer._sessions.get(epoch)
     if io is ev.Io.TRY and session is not None:
@@ -61,7 +63,7 @@ async def _mint_before_lock(performer: Performer, io: ev.Io, epoch: int, machine
             )
 
         session.drawn = await session._end.ask(5.0, draw)
-    event = await _call(performer, io, epoch, machine)
+    event = await _call(performer, io, epoch, machine, sent_at)
     if isinstance(event, ev.Minted) and event.grant.record is not None:
         record = session.drawn
 
@@ -141,6 +143,17 @@ def _leaves_a_task_in_the_grace(runner: Runner, *arguments: float) -> None:
 def _never_again(m: Machine, event: ev.Unlocked, now: float) -> Step:
     m, effects = rules.released(m, event, now)
     return replace(m, wake_at=inf), effects
+
+
+def _believes_a_longer_lease_at_once(m: Machine, event: ev.Reconfigure, now: float) -> Step:
+    m, effects = rules.reconfigure(m, event, now)
+    return replace(m, trusted_until=max(m.trusted_until, m.proved_at + m.rules.trust_s)), effects
+
+
+def _keeps_its_trust(m: Machine, now: float) -> Step:
+    """A proof of a shorter lease is sent, and the trust in the longer one is kept."""
+    after, effects = _idle(m, now)
+    return replace(after, trusted_until=m.trusted_until), effects
 
 
 def _rule(state: LockState, event: type[Event], handler: Any) -> tuple[Any, Any, Any]:
@@ -226,13 +239,23 @@ ENGINE_MUTANTS = named(
         ),
         "sessions_left_open": Mutant(
             "a session that is uncertain is not closed",
-            ((rules, "_drop", _sessions_are_left_open),),
+            ((rules, "drop", _sessions_are_left_open), (moves, "drop", _sessions_are_left_open)),
             "sessions are left",
         ),
         "no_takeover_delay": Mutant(
             "a new leader does not wait after an unclean end",
             (_rule(LockState.ACQUIRING, ev.Minted, _no_takeover_delay),),
             "lead at once",
+        ),
+        "longer_lease_believed_at_once": Mutant(
+            "a lease that is made longer is believed before the server was told of it",
+            (_rule(LockState.LEADER, ev.Reconfigure, _believes_a_longer_lease_at_once),),
+            "still leads when its lease is over",
+        ),
+        "shorter_lease_trusted_as_before": Mutant(
+            "the proof that makes the lease shorter leaves the trust as it was",
+            ((moves, "idle", _keeps_its_trust), (rules, "idle", _keeps_its_trust)),
+            "still leads when its lease is over",
         ),
         "grace_without_asking": Mutant(
             "a term goes on as soon as there is a new session",

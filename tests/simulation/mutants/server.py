@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pgelect._engine.session import LockAnswer
+from pgelect._engine.session import LockAnswer, Proof
 from pgelect.errors import StaleTokenError
 from pgelect.testing._fake_client_end import ClientEnd
 from pgelect.testing._fake_cluster import Cluster, FakeBackend, Statement, Wait
@@ -98,8 +98,8 @@ def _always_granted(statements: Statements, backend: FakeBackend, ghost: Backend
     return LockAnswer(granted=True, record=statements._row())
 
 
-def _select_1(statements: Statements, backend: FakeBackend) -> bool:
-    return True
+def _select_1(statements: Statements, backend: FakeBackend) -> Proof:
+    return Proof(held=True)
 
 
 def _timeline_alone(statements: Statements, grant: Grant) -> str:

@@ -1,7 +1,8 @@
-"""A connection for a command: bounded calls, and errors that are one line without a password."""
+"""A connection for a command or an onlooker: bounded calls, and errors that are one line without a password."""
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pgelect._engine.model import LockKey
@@ -11,7 +12,7 @@ from pgelect._postgres.link import Deadline, Link
 from pgelect._postgres.options import SessionOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from psycopg import AsyncConnection
 
@@ -40,6 +41,16 @@ class Client:
         options = SessionOptions(key=_NO_KEY, identity="pgelect", lease_s=CONNECT_WITHIN_S, dsn=dsn)
         return cls(await Connector(options).connect(Deadline.after(CONNECT_WITHIN_S)))
 
+    @classmethod
+    @asynccontextmanager
+    async def connected(cls, dsn: str) -> AsyncIterator[Client]:
+        """Connect for the length of a block."""
+        client = await cls.connect(dsn)
+        try:
+            yield client
+        finally:
+            client.close()
+
     @property
     def conn(self) -> AsyncConnection[Any]:
         """The driver's connection, for calls that need no deadline."""
@@ -50,14 +61,19 @@ class Client:
         """Whether the connection is gone."""
         return self._link.dropped or self._link.conn.closed
 
-    async def run(self, work: Callable[[AsyncConnection[Any]], Coroutine[Any, Any, T]], doing: str) -> T:
-        """Run ``work`` on the connection within ANSWER_WITHIN_S; ``doing`` names it in errors.
+    async def run(
+        self,
+        work: Callable[[AsyncConnection[Any]], Coroutine[Any, Any, T]],
+        doing: str,
+        within_s: float = ANSWER_WITHIN_S,
+    ) -> T:
+        """Run ``work`` on the connection within that many seconds; ``doing`` names it in errors.
 
         Raises:
             SessionLostError: no answer in time, or the session ended.
             PgElectError: the server refused a statement.
         """
-        return await self._link.run(work, Deadline.after(ANSWER_WITHIN_S), doing)
+        return await self._link.run(work, Deadline.after(within_s), doing)
 
     def close(self) -> None:
         """End the connection; harmless when repeated."""
