@@ -10,6 +10,7 @@ except ImportError as _error:
 
 from pgelect._engine.bounds import Bound, Bounds
 from pgelect._engine.model import Backend, LeaderRecord, LockKey, LockState, Term
+from pgelect._health import Health
 from pgelect.errors import (
     ConfigurationError,
     ConnectionError,  # noqa: A004 -- the public name
@@ -27,8 +28,19 @@ from pgelect.errors import (
     StaleTokenError,
     UnsupportedServerError,
 )
-from pgelect.fencing import guard_table, install, schema_sql, unguard_table
+from pgelect.fencing import guard_table, install, schema_sql, schema_version, unguard_table
 from pgelect.lock import LeaderLock
+from pgelect.observe import (
+    ChangeKind,
+    LeadershipChange,
+    TermEnding,
+    TermRecord,
+    get_history,
+    get_leader,
+    list_leaders,
+    observe,
+    request_step_down,
+)
 from pgelect.retry import DecorrelatedJitter, ExponentialBackoff, FixedInterval, RetryContext, RetryStrategy
 
 __version__ = "0.1.0"
@@ -37,6 +49,7 @@ __all__ = [
     "Backend",
     "Bound",
     "Bounds",
+    "ChangeKind",
     "ConfigurationError",
     "ConnectionError",
     "DecorrelatedJitter",
@@ -44,9 +57,11 @@ __all__ = [
     "FenceBusyError",
     "FixedInterval",
     "ForkedError",
+    "Health",
     "KeyCollisionError",
     "LeaderLock",
     "LeaderRecord",
+    "LeadershipChange",
     "LockError",
     "LockKey",
     "LockState",
@@ -61,9 +76,17 @@ __all__ = [
     "ShutdownError",
     "StaleTokenError",
     "Term",
+    "TermEnding",
+    "TermRecord",
     "UnsupportedServerError",
+    "get_history",
+    "get_leader",
     "guard_table",
     "install",
+    "list_leaders",
+    "observe",
+    "request_step_down",
     "schema_sql",
+    "schema_version",
     "unguard_table",
 ]

@@ -19,16 +19,21 @@ from pgelect import (
     Backend,
     Bound,
     Bounds,
+    ChangeKind,
     DecorrelatedJitter,
     ExponentialBackoff,
     FixedInterval,
+    Health,
     LeaderLock,
     LeaderRecord,
+    LeadershipChange,
     LockKey,
     LockState,
     RetryContext,
     RetryStrategy,
     Term,
+    TermEnding,
+    TermRecord,
 )
 from pgelect.errors import (
     ConnectionError,  # noqa: A004 -- the public name
@@ -100,11 +105,36 @@ def reading(lock: LeaderLock) -> None:
     assert_type(lock.record, LeaderRecord | None)
     assert_type(lock.key, LockKey)
     assert_type(lock.identity, str)
+    assert_type(lock.trust_left_s, float)
+    assert_type(lock.health(), Health)
+    assert_type(lock.health().healthy, bool)
     assert_type(lock.bounds(), Bounds)
     assert_type(lock.bounds().failover_crash, Bound)
     assert_type(lock.bounds().failover_crash.seconds, float)
     assert_type(lock.bounds().failover_crash.reason, str)
     lock.is_leader = True  # type: ignore[misc]  # nobody makes himself a leader
+
+
+def settings(lock: LeaderLock) -> None:
+    assert_type(LeaderLock.from_env("jobs", lease_s=3.0), LeaderLock)
+    assert_type(lock.from_env("jobs"), LeaderLock)
+    lock.reconfigure(lease_s=30, health_interval_s=10.0, health_timeout_s=None, retry_strategy=FixedInterval(1.0))
+    lock.reconfigure(identity="b")  # type: ignore[call-arg]  # who it is does not change
+    lock.reconfigure(lease_s="30")  # type: ignore[arg-type]
+
+
+async def onlooking(conn: AsyncConnection[Any]) -> None:
+    assert_type(await pgelect.get_leader("host=db", "jobs"), LeaderRecord | None)
+    assert_type(await pgelect.get_leader(conn, (1, 2)), LeaderRecord | None)
+    assert_type(await pgelect.list_leaders(conn), list[LeaderRecord])
+    history = await pgelect.get_history(conn, LockKey(1, 2), limit=3)
+    assert_type(history, list[TermRecord])
+    assert_type(history[0].ending, TermEnding | None)
+    assert_type(await pgelect.request_step_down(conn, "jobs", token=7), int | None)
+    assert_type(await pgelect.schema_version(conn), int | None)
+    async for change in pgelect.observe("host=db", "jobs"):
+        assert_type(change, LeadershipChange)
+        assert_type(change.kind, ChangeKind)
 
 
 def values(term: Term, record: LeaderRecord, key: LockKey) -> None:

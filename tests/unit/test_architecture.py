@@ -23,10 +23,27 @@ PARTS: dict[str, set[str]] = {
     "pgelect.errors": set(),
     "pgelect.retry": {"pgelect.errors"},
     "pgelect.fencing": {"pgelect._engine.model", "pgelect._postgres", "pgelect.errors"},
+    "pgelect._changes": {"pgelect._engine.model"},
+    "pgelect._observer": {
+        "pgelect._changes",
+        "pgelect._engine.model",
+        "pgelect._postgres",
+        "pgelect.errors",
+        "pgelect.retry",
+    },
+    "pgelect.observe": {"pgelect._changes", "pgelect._observer", "pgelect._engine.model", "pgelect._postgres"},
+    "pgelect._health": {"pgelect._engine.model"},
+    "pgelect.http": {"pgelect._health"},
+    "pgelect._environment": {"pgelect.retry"},
+    "pgelect.metrics": {"pgelect._engine.model", "pgelect._engine.meter"},
     "pgelect._callbacks": {"pgelect._engine.hooks"},
-    "pgelect._status": {"pgelect._engine", "pgelect.retry"},
+    "pgelect._status": {"pgelect._engine", "pgelect._health", "pgelect.retry"},
+    "pgelect._fences": {"pgelect._engine", "pgelect.errors", "pgelect.fencing"},
+    "pgelect._configuring": {"pgelect._engine", "pgelect._environment", "pgelect.retry"},
     "pgelect.lock": {
         "pgelect._callbacks",
+        "pgelect._configuring",
+        "pgelect._fences",
         "pgelect._status",
         "pgelect._engine",
         "pgelect._postgres",
@@ -39,16 +56,20 @@ MAY_NAME_FOR_TYPES = {"pgelect.errors": {"pgelect._engine.model"}}
 SURFACE = {
     "pgelect._engine.bounds",
     "pgelect._engine.model",
+    "pgelect._health",
     "pgelect.errors",
     "pgelect.fencing",
     "pgelect.lock",
+    "pgelect.observe",
     "pgelect.retry",
 }
 
-PURE = {f"pgelect._engine.{name}" for name in ("machine", "transitions", "state", "events", "model")}
+PURE = {f"pgelect._engine.{name}" for name in ("machine", "transitions", "moves", "causes", "state", "events", "model")}
 NOT_PURE = {"asyncio", "threading", "time", "datetime", "random", "secrets", "logging", "os", "socket", "psycopg"}
 
 REQUIRED = {"psycopg", "tenacity", "typing_extensions"}  # the dependencies at run time; no other at module level
+
+OPTIONAL = {"pgelect.cli", "pgelect.metrics.prometheus", "pgelect.metrics.otel"}  # whose packages are an extra's
 
 IMPORTS = imports()
 
@@ -134,7 +155,7 @@ def test_optional_packages_are_imported_where_they_are_used() -> None:
         for found in IMPORTS
         if not found.inside
         and not found.for_types
-        and not within(found.by, "pgelect.cli")
+        and not any(within(found.by, part) for part in OPTIONAL)
         and top(found.of) not in sys.stdlib_module_names | REQUIRED | {"pgelect"}
     ]
     assert eager == []

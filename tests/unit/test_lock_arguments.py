@@ -138,8 +138,8 @@ def test_the_repr_shows_the_name() -> None:
 # The rest
 
 
-def test_metrics_are_for_a_later_version() -> None:
-    with pytest.raises(ValueError, match=r"^metrics must be None"):
+def test_metrics_of_another_kind_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"^metrics must have a method for_lock"):
         make(metrics=object())
 
 
