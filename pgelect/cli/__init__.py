@@ -1,6 +1,7 @@
 """The command ``pgelect``. Here is only its entry; what it can do is in ``app``, one file a subcommand."""
 
 import importlib.util
+import os
 import sys
 
 __all__ = ["main"]
@@ -8,6 +9,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command with the arguments of the process, and end the process with its exit code."""
+    if sys.stdout is None:  # closed, as by >&-: nobody reads, and printing must not fail
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 -- until the process ends
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         extra = "demo" if sys.argv[1:2] == ["demo"] else "cli"

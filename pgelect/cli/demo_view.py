@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 import textwrap
 from typing import TYPE_CHECKING, Protocol
 
@@ -126,11 +125,3 @@ def verdict(results: Results) -> str:
         return f"All of it held, in {results.took_s:.1f} s on PostgreSQL {results.server}."
     failed = sum(not claim.held for claim in results.claims)
     return f"{failed} of {len(results.claims)} claims did NOT hold (PostgreSQL {results.server})."
-
-
-def complain(text: str) -> None:
-    """Tell of a failure on standard error, if there is anybody."""
-    try:
-        print(f"pgelect demo: {text}", file=sys.stderr, flush=True)
-    except OSError:
-        sys.stderr = io.StringIO()

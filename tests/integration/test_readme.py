@@ -23,6 +23,10 @@ import pytest
 import pgelect
 from pgelect import LeaderLock, LockKey, LockState
 from pgelect._engine.hooks import Hook
+from pgelect._postgres.install import FUNCTIONS, RELATIONS
+from pgelect.metrics import alert_rules
+from pgelect.metrics._series import EVENTS, GAUGES
+from pgelect.metrics.prometheus import name_of
 from pgelect.testing import Postgres
 from tests.support.processes import Worker
 from tests.support.server import eventually_sync, lock_holders, query, sessions
@@ -58,10 +62,13 @@ SQL = {block.marker.removeprefix("sql: "): block.code for block in BLOCKS if blo
 UNTIL = re.compile(r"until: (?P<text>.*?)(?P<sigterm>; then SIGTERM)?$")
 
 
+def section(title: str) -> str:
+    return README.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
 def table(title: str) -> list[list[str]]:
     """The cells of the first table under a heading, without its head; names in backquotes lose them."""
-    section = README.split(f"\n## {title}\n", 1)[1].split("\n## ", 1)[0]
-    rows = re.search(r"^\|.*\n\|[-|]+\|\n((?:\|.*\n)+)", section, re.MULTILINE)
+    rows = re.search(r"^\|.*\n\|[-|]+\|\n((?:\|.*\n)+)", section(title), re.MULTILINE)
     assert rows is not None, f"no table under {title}"
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows[1].splitlines()]
 
@@ -154,18 +161,19 @@ async def test_the_grants_are_enough_for_electors_and_writers_and_a_writer_canno
 
 
 async def test_the_sql_for_looking_shows_the_leader_and_who_waits(database: str) -> None:
-    last_terms, holders = SQL["seeing"].split(";")[:2]
+    leaders, holders, history = SQL["seeing"].split(";")[:3]
     leader, follower = (LeaderLock(database, name="seeing", identity=name) for name in ("one", "two"))
     async with leader:
         await leader.wait_for_leadership(timeout_s=10)
         async with follower:
-            assert [row[:3] for row in query(database, last_terms)] == [("seeing", 1, "one")]
+            assert [row[:4] for row in query(database, leaders)] == [("seeing", 1, "one", True)]
 
             def seen() -> list[tuple[object, ...]]:
                 return [row[:3] for row in query(database, holders)]
 
             eventually_sync(lambda: len(seen()) == 2, message="the follower waits in the server's queue")
             assert seen() == [("seeing", True, "pgelect:seeing:one"), ("seeing", False, "pgelect:seeing:two")]
+            eventually_sync(lambda: [row[:3] for row in query(database, history)] == [("seeing", 1, "one")])
 
 
 def test_the_keys_in_the_sql_are_those_of_the_name_it_gives() -> None:
@@ -179,7 +187,7 @@ def test_the_keys_in_the_sql_are_those_of_the_name_it_gives() -> None:
 def test_the_table_of_settings_has_all_settings_with_their_defaults() -> None:
     said = {name: names(default)[0] for setting, default, _ in table("Settings") for name in names(setting)}
     parameters = inspect.signature(LeaderLock).parameters.values()
-    real = {p.name: _shown(p.default) for p in parameters if p.name != "metrics"}
+    real = {p.name: _shown(p.default) for p in parameters}
     assert said == real
 
 
@@ -223,14 +231,8 @@ def test_troubleshooting_names_symptom_cause_and_remedy() -> None:
 
 
 def test_names_that_it_says_are_importable_are() -> None:
-    said = set(re.findall(r"\bpgelect\.([A-Za-z]\w*)", README)) - {
-        "token",
-        "token_seq",
-        "closed",
-        "schema_version",
-        "check_token",
-        "guard",
-    }
+    elsewhere = README.replace(section("Metrics"), "")  # where OpenTelemetry's names look the same
+    said = set(re.findall(r"\bpgelect\.([A-Za-z]\w*)", elsewhere)) - {*RELATIONS, *FUNCTIONS}
     assert [name for name in sorted(said) if not hasattr(pgelect, name) and not _is_module(name)] == []
 
 
@@ -258,3 +260,16 @@ def test_messages_that_it_quotes_are_messages_of_the_code() -> None:
     quoted = re.findall(r'"([^"`]+)" in the log', README)
     assert len(quoted) >= 3
     assert [text for text in quoted if text not in joined and text != "too many clients"] == []
+
+
+def test_the_table_of_series_is_that_of_the_code() -> None:
+    listed = {names(row[0])[0]: (row[1], names(row[2])) for row in table("Metrics")}
+    assert listed == {
+        f"{name_of(of)}{'_total' if of.kind.value == 'counter' else ''}": (of.kind.value, list(of.labels))
+        for of in (*GAUGES, *EVENTS)
+    }
+
+
+def test_every_alert_is_explained() -> None:
+    explained = re.findall(r"^\| `(PgElect\w+)`", section("Alerts"), re.MULTILINE)
+    assert explained == re.findall(r"alert: (\w+)", alert_rules())
