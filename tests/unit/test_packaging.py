@@ -53,7 +53,16 @@ def test_the_dependencies_at_run_time_are_these_three() -> None:
 
 
 def test_the_extras_are_these() -> None:
-    assert {*PROJECT["optional-dependencies"]} == {"binary", "cli", "demo", "test", "uvloop"}
+    assert {*PROJECT["optional-dependencies"]} == {
+        "binary",
+        "cli",
+        "demo",
+        "http",
+        "otel",
+        "prometheus",
+        "test",
+        "uvloop",
+    }
 
 
 @pytest.mark.parametrize("requirement", REQUIREMENTS)
