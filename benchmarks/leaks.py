@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 KILOBYTE = 1000
-BELOW_PYTHON = 20_000
-"""As a connection of libpq's would be that nobody frees."""
+BELOW_PYTHON = 40_000
+"""As a connection of libpq's would be that nobody frees: it has two buffers of 16 kB."""
 
 
 def _memory(_: ExitStack, __: str) -> Callable[[], object]:
@@ -35,11 +35,18 @@ def _memory_below_python(stack: ExitStack, _: str) -> Callable[[], object]:
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
 
+    pieces: list[int] = []
+
     def spill() -> None:
         piece = libc.malloc(BELOW_PYTHON)
         ctypes.memset(piece, 1, BELOW_PYTHON)
-        stack.callback(libc.free, piece)
+        pieces.append(piece)
 
+    def free() -> None:
+        for piece in pieces:
+            libc.free(piece)
+
+    stack.callback(free)
     return spill
 
 

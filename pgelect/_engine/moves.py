@@ -68,7 +68,7 @@ def idle(m: Machine, now: float) -> Step:
         # may be free that much sooner from here on.
         return begin(replace(m, trusted_until=min(m.trusted_until, now + m.rules.trust_s)), Io.PROVE)
     if m.state is LEADER and m.untold and now >= m.tell_at:
-        return begin(m, Io.ANNOUNCE)
+        return begin(replace(m, untold=False), Io.ANNOUNCE)  # what changes from here on is told anew
     if m.state is LEADER and m.unheeded:
         return begin(m, Io.HEED)
     return begin(m, Io.WATCH)
@@ -97,7 +97,8 @@ def end_term(m: Machine, now: float, error: Exception | None, cooldown_s: float,
     ghost = None if released else m.grant.backend
     lost = None
     if not released and announces(m):
-        lost = LostTerm(m.grant.token, str(error or "it was given up"), now, m.grant if m.untold else None)
+        untold = m.untold or m.io is Io.ANNOUNCE
+        lost = LostTerm(m.grant.token, str(error or "it was given up"), now, m.grant if untold else None)
     m, closing = drop(m, orderly=released)
     over += [*closing] if error is None else [*closing, Report(error)]
     m = replace(m, ghost=ghost, lost=lost)

@@ -192,10 +192,10 @@ def watch_ended(m: Machine, event: WatchEnded, now: float) -> Step:
 def announced(m: Machine, event: Announced, now: float) -> Step:
     if event.error is not None:  # tried again after the next proof, and said once
         first = m.tell_at == -inf
-        m, effects = idle(replace(m, io=None, tell_at=m.proof_at), now)
+        m, effects = idle(replace(m, io=None, untold=True, tell_at=m.proof_at), now)
         return m, (*reported(event.error if first else None), *effects)
     # Somebody may have called before it was listened to.
-    return idle(replace(m, io=None, untold=False, tell_at=-inf, unheeded=True, lost=None), now)
+    return idle(replace(m, io=None, tell_at=-inf, unheeded=True, lost=None), now)
 
 
 def heeded(m: Machine, event: Heeded, now: float) -> Step:

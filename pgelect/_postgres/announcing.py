@@ -36,9 +36,11 @@ def step_down_channel(key: LockKey) -> str:
 
 
 async def announce(
-    session: Opened, grant: Grant | None, lost: LostTerm | None, ago_s: float, deadline: Deadline
+    session: Opened, grant: Grant | None, lost: LostTerm | None, ago_s: float, deadline: Deadline, *, outdated: bool
 ) -> None:
     """Listen, write down what has begun and what was lost, and tell whoever observes.
+
+    ``outdated``: the token row may name another session than this, or another lease than that in force.
 
     Raises:
         SessionLostError: the session ended.
@@ -50,7 +52,7 @@ async def announce(
     if grant is not None and session.facts.announces:
         await session.ask(SQL("LISTEN {}").format(Identifier(step_down_channel(key))), deadline, "listening")
     try:
-        if grant is not None:
+        if grant is not None and grant.record is not None and outdated:
             await _bring_up_to_date(session, grant, deadline)
         if session.facts.announces:
             await session.ask(_write_down(session, grant, lost, ago_s, deadline), deadline, "announcing a term")
@@ -72,18 +74,24 @@ def _say_once(key: LockKey) -> None:
 async def _bring_up_to_date(session: Opened, grant: Grant, deadline: Deadline) -> None:
     """See that the row names this session and the lease in force: a term may go on with others than it began with."""
     options, backend = session.options, session.facts.backend
-    if grant.record is None or (grant.record.backend, grant.record.lease_s) == (backend, options.lease_s):
-        return
     query = _bounded(deadline) + sql.bring_up_to_date(options.key, grant.token, backend, options.lease_s)
     await session.ask(query, deadline, "bringing the token row up to date")
 
 
 async def tell(session: Opened, token: int, event: str, deadline: Deadline) -> None:
     """Notify whoever observes. In a transaction of its own: it fails when the server's queue is full."""
-    key = session.options.key
+    await session.ask(_notify(session.options.key, token, event), deadline, "telling of a term")
+
+
+async def tell_released(session: Opened, token: int, deadline: Deadline) -> None:
+    """Notify whoever observes, and listen no more: a pooler may hand this server session to somebody else."""
+    query = SQL("UNLISTEN *; ") + _notify(session.options.key, token, "released")
+    await session.ask(query, deadline, "telling of a release")
+
+
+def _notify(key: LockKey, token: int, event: str) -> Composed:
     text = json.dumps({"key1": key.key1, "key2": key.key2, "token": token, "event": event})
-    notify = SQL("SELECT pg_catalog.pg_notify({}, {})").format(Literal(CHANGES), Literal(text))
-    await session.ask(notify, deadline, "telling of a term")
+    return SQL("SELECT pg_catalog.pg_notify({}, {})").format(Literal(CHANGES), Literal(text))
 
 
 async def heed(session: Opened, token: int, deadline: Deadline) -> str | None:

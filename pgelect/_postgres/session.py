@@ -47,6 +47,7 @@ class PostgresSession:
         self._has_waited = False
         self._adjusted = False  # the server is yet to be told of another lease
         self._heard_at = 0.0
+        self._named: tuple[Backend, float] | None = None  # session and lease in the token row
         self._released: int | None = None  # the token of the term that was given up cleanly
 
     def __repr__(self) -> str:
@@ -120,7 +121,12 @@ class PostgresSession:
 
     async def announce(self, grant: Grant | None, lost: LostTerm | None, ago_s: float, within_s: float) -> None:
         """Write down what has begun and what was lost; hear calls from now on."""
-        await announcing.announce(self._open_session(), grant, lost, ago_s, Deadline.after(within_s))
+        session, deadline = self._open_session(), Deadline.after(within_s)
+        named = session.facts.backend, session.options.lease_s
+        if self._named is None and grant is not None and grant.record is not None:
+            self._named = grant.record.backend, grant.record.lease_s  # as it was minted
+        await announcing.announce(session, grant, lost, ago_s, deadline, outdated=self._named != named)
+        self._named = named
 
     async def heed(self, token: int, within_s: float) -> str | None:
         """Look who has asked the term of that token to end."""
@@ -164,7 +170,7 @@ class PostgresSession:
         if self._link is None or self._link.busy or self._link.dropped:
             return
         with suppress(PgElectError):
-            await announcing.tell(self._open_session(), token, "released", deadline)
+            await announcing.tell_released(self._open_session(), token, deadline)
 
     def abandon(self) -> None:
         """Drop the link at once, waiting for nothing. Never raises; harmless when repeated or in a fork."""

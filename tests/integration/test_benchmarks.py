@@ -83,9 +83,15 @@ def test_an_interrupt_leaves_no_process_even_where_one_is_stopped(number: signal
         me = psutil.Process(running.pid)
         seen: set[psutil.Process] = set()
 
+        def is_stopped(child: psutil.Process) -> bool:
+            try:
+                return child.status() == psutil.STATUS_STOPPED
+            except psutil.NoSuchProcess:  # it may end between any two looks
+                return False
+
         def one_is_stopped() -> bool:
             seen.update(me.children(recursive=True))
-            return any(child.is_running() and child.status() == psutil.STATUS_STOPPED for child in seen)
+            return any(is_stopped(child) for child in seen)
 
         eventually_sync(one_is_stopped, 30.0, "a leader was stopped")
         os.kill(running.pid, number)

@@ -64,7 +64,7 @@ WITH_ROW = fenced(GRANT)
 LOST = LostTerm(GRANT.token, str(KILLED), NOW - 3)
 
 TOLD = replace(LEADING, grant=WITH_ROW)
-ANNOUNCING = replace(TOLD, io=Io.ANNOUNCE, untold=True)
+ANNOUNCING = replace(TOLD, io=Io.ANNOUNCE)
 HEEDING = replace(TOLD, io=Io.HEED, unheeded=True)
 CONFESSING = replace(CONNECTING, connected=True, io=Io.ANNOUNCE, lost=LOST)
 
@@ -80,7 +80,6 @@ TELLING = [
             "state": LEADER,
             "grant": WITH_ROW,
             "io": Io.ANNOUNCE,
-            "untold": True,
             "trusted_until": NOW + TRUST_S,
             "proof_at": NOW + INTERVAL_S,
             "number": NUMBER + 1,
@@ -99,21 +98,28 @@ TELLING = [
         "once announced, requests that came before are looked for",
         ANNOUNCING,
         Announced(EPOCH),
-        {"io": Io.HEED, "untold": False, "unheeded": True},
+        {"io": Io.HEED, "unheeded": True},
         (Do(Io.HEED, EPOCH),),
+    ),
+    Case(
+        "what has changed while a term was being announced is told once more",
+        replace(ANNOUNCING, untold=True),
+        Announced(EPOCH),
+        {"untold": False, "unheeded": True},
+        (Do(Io.ANNOUNCE, EPOCH),),
     ),
     Case(
         "what could not be announced is reported, and tried again after the next proof",
         ANNOUNCING,
         Announced(EPOCH, REFUSED),
-        {"io": Io.WATCH, "tell_at": ANNOUNCING.proof_at},
+        {"io": Io.WATCH, "untold": True, "tell_at": ANNOUNCING.proof_at},
         (Report(REFUSED), Do(Io.WATCH, EPOCH)),
     ),
     Case(
         "what still cannot be announced then is not reported again",
         replace(ANNOUNCING, tell_at=NOW - 1),
         Announced(EPOCH, REFUSED),
-        {"io": Io.WATCH, "tell_at": ANNOUNCING.proof_at},
+        {"io": Io.WATCH, "untold": True, "tell_at": ANNOUNCING.proof_at},
         (Do(Io.WATCH, EPOCH),),
     ),
     Case(
@@ -128,7 +134,7 @@ TELLING = [
         "what is to be told comes after the proof",
         replace(TOLD, io=Io.PROVE, untold=True),
         Proved(EPOCH, NOW),
-        {"io": Io.ANNOUNCE, "trusted_until": NOW + TRUST_S, "proof_at": NOW + INTERVAL_S},
+        {"io": Io.ANNOUNCE, "untold": False, "trusted_until": NOW + TRUST_S, "proof_at": NOW + INTERVAL_S},
         (Do(Io.ANNOUNCE, EPOCH),),
     ),
     Case(
@@ -139,7 +145,6 @@ TELLING = [
             "state": LEADER,
             "grant": replace(WITH_ROW, backend=OTHER_BACKEND),
             "io": Io.ANNOUNCE,
-            "untold": True,
             "until": float("inf"),
             "trusted_until": NOW + TRUST_S,
             "proof_at": NOW + INTERVAL_S,

@@ -168,6 +168,7 @@ ENGINE_MUTANTS = named(
             "is_leader is a stored state, not compared with the clock",
             ((Runner, "is_trusted", _trusted_for_ever),),
             "after its session ended",
+            seed=29,
         ),
         "trust_ignores_the_state": Mutant(
             "is_leader compares only the clock: who has stepped down, or waits to lead, says that it leads",
@@ -178,22 +179,24 @@ ENGINE_MUTANTS = named(
             "a proof is trusted from when its answer came, not from when it was sent",
             ((Performer, "perform", _sent_when_answered),),
             "still leads when its lease is over",
+            seed=15,
         ),
         "no_margin": Mutant(
             "the lease is believed for as long as the server keeps it: nothing pays for clocks that differ",
             ((Settings, "margin_s", property(lambda settings: 0.0)),),
             "still leads when its lease is over",
+            seed=49,
         ),
         "half_the_margin": Mutant(
             "the margin pays for half of what clocks may differ",
             ((Settings, "margin_s", property(lambda settings: _margin_s.__get__(settings) / 2)),),
             "still leads when its lease is over",
+            seed=51,
         ),
         "no_epoch_check": Mutant(
             "the answer of an earlier session counts for the present one: each failure breaks the next session",
             ((table, "_is_stale", _epochs_do_not_matter), (table, "_apply", _no_pair_is_illegal)),
             "a process spins",
-            seed=3,
         ),
         "mint_before_the_lock": Mutant(
             "the token is drawn before the lock is held",
@@ -204,6 +207,7 @@ ENGINE_MUTANTS = named(
             "an unlock that the server refused counts as a release",
             (_rule(LockState.RELEASING, ev.Unlocked, _always_was_held),),
             "on_released",
+            seed=52,
         ),
         "released_before_the_drain": Mutant(
             "a step-down frees the lock while the duty still works",
@@ -224,13 +228,13 @@ ENGINE_MUTANTS = named(
             "on_lost is not called by a shutdown in the grace",
             (_rule(LockState.RECONNECTING, ev.Shutdown, _untold_in_the_grace),),
             "was never ended",
-            seed=32,
+            seed=46,
         ),
         "task_left_at_shutdown": Mutant(
             "a shutdown in the grace leaves a task behind",
             ((Runner, "post_shutdown", _leaves_a_task_in_the_grace),),
             "tasks are left",
-            seed=32,
+            seed=46,
         ),
         "no_campaign_after_a_step_down": Mutant(
             "who has stepped down never campaigns again",
@@ -246,16 +250,19 @@ ENGINE_MUTANTS = named(
             "a new leader does not wait after an unclean end",
             (_rule(LockState.ACQUIRING, ev.Minted, _no_takeover_delay),),
             "lead at once",
+            seed=17,
         ),
         "longer_lease_believed_at_once": Mutant(
             "a lease that is made longer is believed before the server was told of it",
             (_rule(LockState.LEADER, ev.Reconfigure, _believes_a_longer_lease_at_once),),
             "still leads when its lease is over",
+            seed=197,
         ),
         "shorter_lease_trusted_as_before": Mutant(
             "the proof that makes the lease shorter leaves the trust as it was",
             ((moves, "idle", _keeps_its_trust), (rules, "idle", _keeps_its_trust)),
             "still leads when its lease is over",
+            seed=197,
         ),
         "grace_without_asking": Mutant(
             "a term goes on as soon as there is a new session",

@@ -155,12 +155,13 @@ SERVER_MUTANTS = named(
             "a token of an earlier timeline still passes the fence, until somebody mints",
             ((Data, "is_of_this_timeline", _whatever_the_timeline),),
             "a write",
-            seed=610,
+            seed=875,
         ),
         "fence_passes_a_released_token": Mutant(
             "a token still passes the fence when its term was released",
             ((Tables, "current", _released_or_not),),
             "a write",
+            seed=18,
         ),
         "token_does_not_grow": Mutant(
             "a new term takes over the token of the last one",
@@ -171,11 +172,13 @@ SERVER_MUTANTS = named(
             "a token is what the sequence gives, whatever the row says",
             ((Tables, "next_row", _from_the_sequence_alone),),
             "was minted, but",
+            seed=8,
         ),
         "token_without_timeline": Mutant(
             "a token does not jump with the timeline",
             ((Tables, "next_row", _no_timeline),),
             "was minted, but",
+            seed=8,
         ),
         "lock_always_granted": Mutant(
             "SELECT true in the place of pg_try_advisory_lock",
@@ -186,18 +189,19 @@ SERVER_MUTANTS = named(
             "a proof asks whether the server answers, not whether it still holds our lock",
             ((Statements, "prove", _select_1),),
             "after its session ended: stripped of its lock",
+            seed=38,
         ),
         "grace_without_the_token_check": Mutant(
             "a term goes on with the lock alone, whoever led in between",
             ((Statements, "why_over", _timeline_alone),),
             "leads with token",
-            seed=114,
+            seed=30,
         ),
         "grace_across_a_promotion": Mutant(
             "a term goes on though the server was promoted in between",
             ((Statements, "why_over", _goes_on_after_a_promotion),),
             "after a promotion",
-            seed=34,
+            seed=8,
         ),
         "lock_granted_late": Mutant(
             "whoever waits in the queue hears two seconds late that it has the lock",
@@ -208,6 +212,7 @@ SERVER_MUTANTS = named(
             "who got the lock by waiting is not held to the lease",
             ((Statements, "wait_lock", _not_held_to_its_lease),),
             "nobody leads",
+            seed=34,
         ),
         "no_lease_on_the_server": Mutant(
             "idle_session_timeout is not set",
@@ -228,11 +233,13 @@ SERVER_MUTANTS = named(
             "nobody asks whether the server is in recovery",
             ((Statements, "check_primary", _primary_or_not), (Statements, "prove", Statements.holds)),
             "in recovery",
+            seed=13,
         ),
         "release_marked_too_early": Mutant(
             "a term is marked as released while one of its writes is still open",
             ((Statements, "unlock", _released_before_the_row_is_free),),
             "a write",
+            seed=50,
         ),
     }
 )
