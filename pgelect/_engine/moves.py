@@ -64,9 +64,7 @@ def idle(m: Machine, now: float) -> Step:
     if m.state is RELEASING and m.drained:
         return begin(m, Io.UNLOCK)
     if now >= m.proof_at:
-        # The proof tells the server of the lease that is wanted now. If that is shorter than the one in force, the lock
-        # may be free that much sooner from here on.
-        return begin(replace(m, trusted_until=min(m.trusted_until, now + m.rules.trust_s)), Io.PROVE)
+        return begin(m, Io.PROVE)
     if m.state is LEADER and m.untold and now >= m.tell_at:
         return begin(replace(m, untold=False), Io.ANNOUNCE)  # what changes from here on is told anew
     if m.state is LEADER and m.unheeded:

@@ -79,7 +79,10 @@ def retry(m: Machine, event: Failed, now: float) -> Step:
 
 
 def reconfigure(m: Machine, event: Reconfigure, now: float) -> Step:
-    """Play by other rules. What the server has promised under the old ones holds until a proof tells it of the new."""
+    """Play by other rules. What the server has promised under the old ones holds until a proof tells it of the new.
+
+    A shorter lease counts from now on, for the server may go by it from the moment that the next proof is sent.
+    """
     before, m = m.rules, replace(m, rules=event.rules)
     if m.state is RECONNECTING:
         return replace(m, until=m.until + m.rules.reconnect_grace_s - before.reconnect_grace_s), ()
@@ -87,6 +90,7 @@ def reconfigure(m: Machine, event: Reconfigure, now: float) -> Step:
         return m, ()
     m = replace(
         m,
+        trusted_until=min(m.trusted_until, now + m.rules.trust_s),
         lead_at=m.lead_at + m.rules.takeover_delay_s - before.takeover_delay_s,
         proof_at=now,
         untold=m.untold or (m.state is LEADER and announces(m)),  # the row names the lease

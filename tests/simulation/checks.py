@@ -234,7 +234,7 @@ class Checks:
         if self._began.get(process, (0, 0.0))[0] != machine.number:
             self._began[process] = machine.number, self._world.now()
         process.granted[grant.token] = grant.backend
-        trust_s = process.lock._settings.trust_s / process.clock.rate
+        trust_s = process.settings.trust_s / process.clock.rate
         if self._recovering_since is not None and self._world.now() - self._recovering_since > trust_s:
             self.violate(f"{process} leads on a server in recovery")
         holder = self._holder
@@ -262,7 +262,7 @@ class Checks:
         leaders.sort(key=lambda process: self._began[process][1])
         since = self._began[leaders[-1]][1]
         for older in leaders[:-1]:
-            settings = older.lock._settings
+            settings = older.settings
             # bounds().overlap_session, for clocks that run at other rates.
             trust_s = settings.trust_s / older.clock.rate
             delay_s = settings.takeover_delay_s / leaders[-1].clock.rate

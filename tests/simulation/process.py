@@ -55,7 +55,8 @@ class Process:
         self.loop = ProcessLoop(world, self.clock, self._unhandled)
         self.network = Network(world, self.loop.hand_over)
         self.lock = LeaderLock("", key.key1, key.key2, identity=name, **plan.settings)
-        settings = self.lock._settings
+        self.settings = settings = self.lock._settings  # as it began; what it is given later is never longer
+        self.bounds = self.lock.bounds()
         session = partial(
             server.session, key=key, identity=name, fencing=settings.fencing, new_wire=self.network.new_wire
         )

@@ -72,7 +72,7 @@ class Limits:
 
     def failover_s(self, deposed: Process, kind: Kind) -> float:
         """From the end of a leader until somebody leads, in peace."""
-        bounds = deposed.lock.bounds()
+        bounds = deposed.bounds
         bound = {"clean": bounds.failover_clean, "crash": bounds.failover_crash, "silent": bounds.failover_silent}[kind]
         noticed_s = self._plan.client_check_s if kind == "crash" else 0.0
         return (bound.seconds + noticed_s + self._unkillable_s) / self._plan.slowest_rate + TAKES_OVER_AFTER_S

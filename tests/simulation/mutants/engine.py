@@ -35,7 +35,6 @@ _perform, _post, _call, _drop, _apply, _shut_down = (
     Runner.post_shutdown,
 )
 _margin_s = Settings.margin_s
-_idle = moves.idle
 
 
 def _trusted_for_ever(runner: Runner, number: int | None = None) -> bool:
@@ -150,9 +149,8 @@ def _believes_a_longer_lease_at_once(m: Machine, event: ev.Reconfigure, now: flo
     return replace(m, trusted_until=max(m.trusted_until, m.proved_at + m.rules.trust_s)), effects
 
 
-def _keeps_its_trust(m: Machine, now: float) -> Step:
-    """A proof of a shorter lease is sent, and the trust in the longer one is kept."""
-    after, effects = _idle(m, now)
+def _keeps_its_trust(m: Machine, event: ev.Reconfigure, now: float) -> Step:
+    after, effects = rules.reconfigure(m, event, now)
     return replace(after, trusted_until=m.trusted_until), effects
 
 
@@ -259,8 +257,8 @@ ENGINE_MUTANTS = named(
             seed=197,
         ),
         "shorter_lease_trusted_as_before": Mutant(
-            "the proof that makes the lease shorter leaves the trust as it was",
-            ((moves, "idle", _keeps_its_trust), (rules, "idle", _keeps_its_trust)),
+            "a lease that is made shorter leaves the trust in the longer one as it was",
+            (_rule(LockState.LEADER, ev.Reconfigure, _keeps_its_trust),),
             "still leads when its lease is over",
             seed=197,
         ),
