@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 AT_REST_WITHIN_S = 5.0
 _STEP_S = 0.01
-_LOOKS = 3
+_LOOKS, _BETWEEN_LOOKS_S = 4, 0.05
 _SESSIONS = """
 SELECT count(*) FROM pg_catalog.pg_stat_activity
 WHERE backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid()
@@ -97,14 +97,25 @@ async def at_rest(observer: Observer, before: Holdings | None = None) -> Holding
 
 
 async def weigh() -> Memory:
-    """Weigh at several moments, and give the least: what is only passing does not count."""
-    seen = []
-    for _ in range(_LOOKS):
-        await asyncio.sleep(_STEP_S)
-        gc.collect()
-        traced, _ = tracemalloc.get_traced_memory()
-        seen.append(Memory(traced, len(gc.get_objects()), _me.memory_info().rss, _me.num_fds()))
-    return Memory(*(min(values) for values in zip(*map(astuple, seen), strict=True)))
+    """Weigh until several looks in a row find nothing less, and give the least: what is only passing does not count.
+
+    On a busy machine it takes its time to pass: a session that is being closed has a second for that.
+    """
+    least, fruitless = await _look(), 0
+    deadline = time.monotonic() + AT_REST_WITHIN_S
+    while fruitless < _LOOKS and time.monotonic() < deadline:
+        now = await _look()
+        lesser = Memory(*map(min, astuple(least), astuple(now)))
+        fruitless = 0 if lesser.objects < least.objects else fruitless + 1
+        least = lesser
+    return least
+
+
+async def _look() -> Memory:
+    await asyncio.sleep(_BETWEEN_LOOKS_S)
+    gc.collect()
+    traced, _ = tracemalloc.get_traced_memory()
+    return Memory(traced, len(gc.get_objects()), _me.memory_info().rss, _me.num_fds())
 
 
 @contextmanager
