@@ -111,11 +111,11 @@ async def heed(session: Opened, token: int, deadline: Deadline) -> str | None:
 
 
 def _bounded(deadline: Deadline) -> Composed:
-    """Bound what follows in the same transaction; that of a whole query, unless it has its own."""
+    """Bound what follows in the same transaction, well within the deadline: to miss that costs the session."""
     bounds = (("lock_timeout", _LOCK_WAIT_S), ("statement_timeout", _STATEMENT_S))
     settings = [
         SQL("pg_catalog.set_config({}, {}, true)").format(
-            Literal(name), Literal(f"{max(1, round(min(most_s, deadline.left_s() / 2) * 1000))}ms")
+            Literal(name), Literal(f"{max(1, round(min(most_s, deadline.left_s() / 4) * 1000))}ms")
         )
         for name, most_s in bounds
     ]

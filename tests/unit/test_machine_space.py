@@ -22,12 +22,12 @@ SENT_MEMORY_S = 5.0  # an answer to a question older than the trust is too late,
 
 
 def small(*, queue: bool, grace_s: float, delay_s: float, auto_reacquire: bool, name: str | None = None) -> Rules:
-    """``name``: terms of this lock are announced, and may be asked to end."""
+    """``name``: terms of this lock are announced, and may be asked to end; its world is smaller, for more can happen."""
     return replace(
         RULES,
         key=LockKey(5001, 1, name),
-        trust_s=4.0,
-        health_interval_s=2.0,
+        trust_s=4.0 if name is None else 2.0,
+        health_interval_s=2.0 if name is None else 1.0,
         reconnect_grace_s=grace_s,
         takeover_delay_s=delay_s,
         queue=queue,
