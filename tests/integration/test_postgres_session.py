@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from pgelect._engine.model import Backend, LockKey
+from pgelect._postgres import minting
 from pgelect._postgres.session import PostgresSession, SessionOptions
 from pgelect.errors import (
     ConfigurationError,
@@ -388,7 +389,10 @@ async def test_the_lease_is_enforced_by_the_server_only_while_it_matters(
     assert (await b.try_lock(None, WITHIN_S)).granted  # a refused one may sleep longer than the lease
 
 
-async def test_one_round_trip_each(database: str, lock: LockKey, make: Make, proxy: BreakableProxy) -> None:
+async def test_one_round_trip_each(
+    database: str, lock: LockKey, make: Make, proxy: BreakableProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(minting, "_SOON_S", WITHIN_S)  # a slow mint looks who is in its way, on a second connection
     session = make(database, lock)
     await (await opened(session)).close(1.0)  # the schema is there now
     proxy.delay(0.1, "up")
