@@ -22,7 +22,7 @@ SENT_MEMORY_S = 5.0  # an answer to a question older than the trust is too late,
 
 
 def small(*, queue: bool, grace_s: float, delay_s: float, auto_reacquire: bool, name: str | None = None) -> Rules:
-    """``name``: terms of this lock are announced, and may be asked to end; its world is smaller: more can happen in it."""
+    """``name``: terms of this lock are announced, and may be asked to end; its world is smaller."""
     return replace(
         RULES,
         key=LockKey(5001, 1, name),
