@@ -140,7 +140,7 @@ async def get_history(server: Server, key: Key, *, limit: int = 20) -> list[Term
     )
     terms = [_term_of(wanted, term, record) for term in written]
     if record is not None and (not terms or terms[0].token < record.token):
-        terms.insert(0, _last_term(record))
+        terms.insert(0, _last_term(wanted, record))
     return terms[:limit]
 
 
@@ -269,21 +269,20 @@ def _term_of(key: LockKey, term: observing.WrittenTerm, record: LeaderRecord | N
     )
 
 
-def _last_term(record: LeaderRecord) -> TermRecord:
-    ending, ended_at = _end_of(record)
-    return TermRecord(
-        key1=record.key1,
-        key2=record.key2,
-        name=record.name,
-        token=record.token,
-        term=record.terms,
-        holder=record.holder,
-        metadata=record.metadata,
-        began_at=record.acquired_at,
-        ended_at=ended_at,
-        ending=ending,
+def _last_term(key: LockKey, record: LeaderRecord) -> TermRecord:
+    """Give the term of a record that is not written down."""
+    written = observing.WrittenTerm(
+        record.name,
+        record.token,
+        record.terms,
+        record.holder,
+        dict(record.metadata),
+        record.acquired_at,
+        ended_at=None,
+        ending=None,
         reason=None,
     )
+    return _term_of(key, written, record)
 
 
 def _end_of(record: LeaderRecord) -> tuple[TermEnding | None, datetime | None]:

@@ -10,9 +10,10 @@ import json
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self
 
-from psycopg.sql import SQL, Literal
+from psycopg.sql import SQL, Identifier, Literal
 
 from pgelect._engine.model import LockKey
+from pgelect._postgres.announcing import CHANGES
 from pgelect._postgres.asking import Batches
 from pgelect._postgres.client import Client
 from pgelect._postgres.observing import Here, look, look_around
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from pgelect._engine.model import LeaderRecord
 
-CHANNEL = "pgelect"
 ANSWER_WITHIN_S = 5.0
 # Not for ever: what is sent to somebody who has stopped reading fills a queue that all databases of the server share.
 _SILENT_AT_LEAST_S = 60.0
@@ -92,7 +92,7 @@ class Watcher:
 
     async def _listen(self) -> None:
         if self._is_direct and not self._here.in_recovery:
-            listen = SQL(f"LISTEN {CHANNEL}")
+            listen = SQL("LISTEN {}").format(Identifier(CHANGES))
             await self._client.run(lambda conn: results(conn, listen), "listening", ANSWER_WITHIN_S)
 
 
@@ -115,7 +115,7 @@ async def _settle_in(conn: AsyncConnection[Any], silent_s: float) -> None:
 async def _news(conn: AsyncConnection[Any], key: LockKey | None, for_s: float) -> None:
     async with aclosing(conn.notifies(timeout=for_s)) as notes:
         async for note in notes:
-            if note.channel == CHANNEL and (key is None or _concerns(note.payload, key)):
+            if note.channel == CHANGES and (key is None or _concerns(note.payload, key)):
                 return
 
 

@@ -13,7 +13,7 @@ import typer
 from pgelect._engine.model import LockKey
 from pgelect._engine.settings import Settings, default_identity
 from pgelect.cli.ending import Code, perform, told
-from pgelect.cli.options import AsJson, Key1, Key2, Name, lock_key_or_all
+from pgelect.cli.options import AsJson, DsnOfALock, Key1, Key2, Name, lock_key_or_all, seconds
 
 
 class Acquire(StrEnum):
@@ -34,35 +34,24 @@ class Plan:
     allow_pooler: bool
 
 
-def _seconds(option: str, text: str) -> Any:
-    return typer.Option(option, show_default=False, metavar="SECONDS", help=text)
-
-
 def doctor(
     name: Name = None,
     key1: Key1 = None,
     key2: Key2 = None,
     *,
-    dsn: Annotated[
-        str | None,
-        typer.Option(
-            "--dsn",
-            show_default=False,
-            help="Connection string or URI; else PGELECT_DSN, PG_DSN, or libpq's environment.",
-        ),
-    ] = None,
-    lease: Annotated[float | None, _seconds("--lease", "lease_s of your locks. [15]")] = None,
-    health_interval: Annotated[float | None, _seconds("--health-interval", "health_interval_s. [5]")] = None,
+    dsn: DsnOfALock = None,
+    lease: Annotated[float | None, seconds("--lease", "lease_s of your locks. [15]")] = None,
+    health_interval: Annotated[float | None, seconds("--health-interval", "health_interval_s. [5]")] = None,
     health_timeout: Annotated[
-        float | None, _seconds("--health-timeout", "health_timeout_s. [what the lease allows]")
+        float | None, seconds("--health-timeout", "health_timeout_s. [what the lease allows]")
     ] = None,
-    reconnect_grace: Annotated[float | None, _seconds("--reconnect-grace", "reconnect_grace_s. [0]")] = None,
-    takeover_delay: Annotated[float | None, _seconds("--takeover-delay", "takeover_delay_s. [0]")] = None,
-    drain: Annotated[float | None, _seconds("--drain", "drain_timeout_s. [10]")] = None,
+    reconnect_grace: Annotated[float | None, seconds("--reconnect-grace", "reconnect_grace_s. [0]")] = None,
+    takeover_delay: Annotated[float | None, seconds("--takeover-delay", "takeover_delay_s. [0]")] = None,
+    drain: Annotated[float | None, seconds("--drain", "drain_timeout_s. [10]")] = None,
     acquire: Annotated[
         Acquire | None, typer.Option("--acquire", show_default=False, help="How your followers wait. [queue]")
     ] = None,
-    retry_max: Annotated[float | None, _seconds("--retry-max", "Longest wait between two polls. [30]")] = None,
+    retry_max: Annotated[float | None, seconds("--retry-max", "Longest wait between two polls. [30]")] = None,
     no_fencing: Annotated[bool, typer.Option("--no-fencing", help="Your locks have fencing=False.")] = False,
     allow_pooler: Annotated[bool, typer.Option("--allow-pooler", help="Your locks have allow_pooler=True.")] = False,
     as_json: AsJson = False,

@@ -4,7 +4,7 @@ A command takes them as types, ``def status(dsn: Dsn = "", name: Name = None, ke
 without ``from __future__ import annotations``: typer looks at what the annotations are.
 """
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -24,6 +24,16 @@ Dsn: TypeAlias = Annotated[
 ]
 """Which server. The empty default leaves it to libpq; a variable keeps a password out of the list of processes."""
 
+DsnOfALock: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn",
+        show_default=False,
+        help="Connection string or URI; else PGELECT_DSN, PG_DSN, or libpq's environment.",
+    ),
+]
+"""The same for a command that reads all settings of a lock as the lock itself would, its own variables among them."""
+
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, with the same names as the Python API.")]
 
 Name: TypeAlias = Annotated[
@@ -35,6 +45,11 @@ Key1: TypeAlias = Annotated[
 Key2: TypeAlias = Annotated[
     int | None, typer.Option("--key2", show_default=False, help="Second half of the lock's key, instead of a name.")
 ]
+
+
+def seconds(option: str, text: str) -> Any:
+    """Make an option that is a duration; what stands for its default is said in ``text``."""
+    return typer.Option(option, metavar="SECONDS", show_default=False, help=text)
 
 
 def lock_key(name: str | None, key1: int | None, key2: int | None) -> LockKey:

@@ -17,7 +17,7 @@ from pgelect._engine.meter import Metrics
 from pgelect._engine.settings import Settings, check_argument_s
 from pgelect._environment import Found, settings_from_env
 from pgelect.cli.ending import SIGNALS, complain, told
-from pgelect.cli.options import AsJson, Key1, Key2, Name, lock_key
+from pgelect.cli.options import AsJson, DsnOfALock, Key1, Key2, Name, lock_key, seconds
 from pgelect.cli.run_campaign import RELEASE_S, Campaign, Plan
 from pgelect.cli.run_command import NOT_FOUND
 
@@ -50,10 +50,6 @@ class Acquire(StrEnum):
     POLL = "poll"
 
 
-def _option(name: str, text: str, *more: str) -> Any:
-    return typer.Option(name, *more, metavar="SECONDS", show_default=False, help=text)
-
-
 def run(
     name: Name = None,
     command: Annotated[
@@ -63,44 +59,37 @@ def run(
     *,
     key1: Key1 = None,
     key2: Key2 = None,
-    dsn: Annotated[
-        str | None,
-        typer.Option(
-            "--dsn",
-            show_default=False,
-            help="Connection string or URI; else PGELECT_DSN, PG_DSN, or libpq's environment.",
-        ),
-    ] = None,
+    dsn: DsnOfALock = None,
     once: Annotated[bool, typer.Option("--once", help="End after one term, however it ended.")] = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Start the command again when it ends by itself, instead of ending, too.")
     ] = False,
     wait: Annotated[
-        float | None, _option("--wait", "Give up, with exit code 1, if not leading by then; 0: one attempt. [for ever]")
+        float | None, seconds("--wait", "Give up, with exit code 1, if not leading by then; 0: one attempt. [for ever]")
     ] = None,
     drain: Annotated[
-        float | None, _option("--drain", "Between TERM and KILL when leadership is given up. [10]")
+        float | None, seconds("--drain", "Between TERM and KILL when leadership is given up. [10]")
     ] = None,
     lease: Annotated[
-        float | None, _option("--lease", "When the server frees the lock of a silent leader. [15]")
+        float | None, seconds("--lease", "When the server frees the lock of a silent leader. [15]")
     ] = None,
     health_interval: Annotated[
-        float | None, _option("--health-interval", "Between two proofs of leadership. [5]")
+        float | None, seconds("--health-interval", "Between two proofs of leadership. [5]")
     ] = None,
     health_timeout: Annotated[
-        float | None, _option("--health-timeout", "How long a proof may take. [what the lease allows]")
+        float | None, seconds("--health-timeout", "How long a proof may take. [what the lease allows]")
     ] = None,
     reconnect_grace: Annotated[
-        float | None, _option("--reconnect-grace", "How long to try to go on with a term whose session is lost. [0]")
+        float | None, seconds("--reconnect-grace", "How long to try to go on with a term whose session is lost. [0]")
     ] = None,
     acquire: Annotated[
         Acquire | None,
         typer.Option("--acquire", show_default=False, help="Wait in the server's queue, or poll. [queue]"),
     ] = None,
-    retry_base: Annotated[float | None, _option("--retry-base", "First wait after a failed attempt. [1]")] = None,
-    retry_max: Annotated[float | None, _option("--retry-max", "Longest wait after a failed attempt. [30]")] = None,
+    retry_base: Annotated[float | None, seconds("--retry-base", "First wait after a failed attempt. [1]")] = None,
+    retry_max: Annotated[float | None, seconds("--retry-max", "Longest wait after a failed attempt. [30]")] = None,
     takeover_delay: Annotated[
-        float | None, _option("--takeover-delay", "Wait before leading after an unclean end of the last term. [0]")
+        float | None, seconds("--takeover-delay", "Wait before leading after an unclean end of the last term. [0]")
     ] = None,
     identity: Annotated[
         str | None, typer.Option("--identity", show_default=False, help="Of this process, as others see it.")
