@@ -9,6 +9,8 @@ A slow, hanging or raising callback delays only other callbacks: never a proof, 
 - An ``on_acquired`` that raises ends the term (``failed``). Any other callback that raises is logged and told to
   ``on_error``; an ``on_error`` that raises is logged.
 - A callback gets as many of its arguments as it has required positional parameters; one with ``*args`` gets all.
+- One that exits the program (SystemExit, KeyboardInterrupt) is the last, but for the end of the term: another that
+  exits while the loop winds up would cut that short.
 - A fork's child that leaves through the loop of its parent tells nobody anything.
 - The queue is bounded: beyond QUEUE_MAX, state changes and errors are dropped with a warning, terms never.
 """
@@ -71,6 +73,7 @@ class Dispatcher:
         self._busy = False
         self._closing = False
         self._killed = False
+        self._exiting = False  # a callback exits the program
         self._overflowed = False
 
     def add(self, hook: Hook, callback: Callback) -> None:
@@ -84,13 +87,13 @@ class Dispatcher:
 
     def start(self) -> None:
         """Begin to run what is posted; an earlier run has ended."""
-        self._closing = self._killed = False
+        self._closing = self._killed = self._exiting = False
         self._owner_pid = os.getpid()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="pgelect-callbacks")
 
     def post(self, hook: Hook, *arguments: object, life: TermLife | None = None) -> None:
         """Queue a callback."""
-        if not self._callbacks[hook] and life is None:
+        if life is None and (self._exiting or not self._callbacks[hook]):
             return
         if len(self._queue) >= QUEUE_MAX and life is None:
             if not self._overflowed:
@@ -135,10 +138,7 @@ class Dispatcher:
 
     def hurry(self) -> None:
         """Cancel the callback that runs, tell of the term's end if that is still untold, and end within a moment."""
-        kept = self._untold_ends()
-        for call in self._queue:
-            call.pass_by()
-        self._queue = deque(kept)
+        self._keep_untold_ends()
         if self._running is not None and self._has_begun:  # else it may be the end of the term that would stay untold
             self._running.cancel()
         self.finish()
@@ -154,6 +154,16 @@ class Dispatcher:
         for task in (self._running, self._task):
             if task is not None and not task.done():
                 task.cancel()
+
+    def _exit(self) -> None:
+        self._exiting = True
+        self._keep_untold_ends()
+
+    def _keep_untold_ends(self) -> None:
+        kept = self._untold_ends()
+        for call in self._queue:
+            call.pass_by()
+        self._queue = deque(kept)
 
     def _untold_ends(self) -> list[_Call]:
         return [call for call in self._queue if call.hook in {Hook.LOST, Hook.RELEASED}]
@@ -217,7 +227,7 @@ class Dispatcher:
     async def _run_call(self, call: _Call) -> None:
         life, acquired = call.life, None
         if life is not None and call.hook is Hook.ACQUIRED:
-            if life.over.is_set():
+            if life.over.is_set() or self._exiting:
                 return
             acquired, life.announced = life, not self._callbacks[call.hook]
         elif life is not None and not life.announced:
@@ -237,6 +247,7 @@ class Dispatcher:
         try:
             await self._run_one(callback, arguments, acquired)
         except (SystemExit, KeyboardInterrupt) as error:  # these end the program: see that the lock goes first
+            self._exit()
             if acquired is not None:
                 self._failed(acquired, error)
             raise
@@ -283,7 +294,7 @@ class Dispatcher:
         if not inspect.isawaitable(result):
             begun()
             return
-        task = asyncio.get_running_loop().create_task(_awaited(result, begun), name="pgelect-callback")
+        task = asyncio.get_running_loop().create_task(_awaited(result, begun, self._exit), name="pgelect-callback")
         if inspect.iscoroutine(result):  # a task that is cancelled before it begins would leave it never awaited
             task.add_done_callback(lambda _: result.close())
         self._running = task
@@ -299,6 +310,10 @@ class Dispatcher:
         task.result()
 
 
-async def _awaited(result: Awaitable[object], begun: Callable[[], None]) -> None:
+async def _awaited(result: Awaitable[object], begun: Callable[[], None], exiting: Callable[[], None]) -> None:
     begun()
-    await result
+    try:
+        await result
+    except (SystemExit, KeyboardInterrupt):  # leaves the loop at once: whoever awaits this may never hear of it
+        exiting()
+        raise

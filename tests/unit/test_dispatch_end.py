@@ -177,3 +177,34 @@ async def test_what_a_kill_has_forgotten_does_not_come_back_with_the_next_start(
         one.dispatcher.start()
         one.dispatcher.post(Hook.ERROR, 2)
     assert one.heard == [("on_error", 2)]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_one_that_exits_the_program_is_the_last(is_async: bool) -> None:
+    # another that exits would end the winding up of the loop half-way: "Task was destroyed but it is pending"
+    heard: list[object] = []
+
+    def leave(number: object) -> None:
+        heard.append(number)
+        raise SystemExit(7)
+
+    async def leave_later(number: object) -> None:
+        leave(number)
+
+    async def program() -> None:
+        dispatcher = Dispatcher(lambda life, error: None)
+        dispatcher.add(Hook.ERROR, leave_later if is_async else leave)
+        dispatcher.start()
+        dispatcher.post(Hook.ERROR, 1)
+        dispatcher.post(Hook.ERROR, 2)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            dispatcher.post(Hook.ERROR, 3)
+            heard.append("wound up")
+            dispatcher.finish()
+
+    with pytest.raises(SystemExit) as exited:
+        asyncio.run(program())
+    assert exited.value.code == 7
+    assert heard == [1, "wound up"]
