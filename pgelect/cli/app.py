@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 import pgelect
+from pgelect.cli.dashes import CommandAfterDashes
 from pgelect.cli.demo import demo
 from pgelect.cli.doctor import doctor
 from pgelect.cli.guard import guard, unguard
@@ -44,7 +45,7 @@ def options(
 
 
 app.command()(demo)
-app.command()(run)
+app.command(cls=CommandAfterDashes)(run)
 app.command()(status)
 app.command()(watch)
 app.command()(history)

@@ -54,7 +54,7 @@ def run(
     name: Name = None,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="COMMAND", show_default=False, help="What to run while leading."),
+        typer.Argument(metavar="-- COMMAND", show_default=False, help="What to run while leading."),
     ] = None,
     *,
     key1: Key1 = None,
@@ -137,9 +137,6 @@ def run(
       pgelect run mailer --restart --drain 60 --http-port 8080 -- ./mailer
     """  # noqa: D301 -- the mark by which the lines of a help text are kept apart
     arguments = command or []
-    if key1 is not None and key2 is not None and name is not None:  # then no name is needed: the first word is not one
-        arguments = [name, *arguments]
-        name = None
     key = lock_key(name, key1, key2)
     with told("run"):
         if wait is not None:

@@ -2,6 +2,7 @@
 
 import pytest
 import typer
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from pgelect import LockKey
@@ -72,3 +73,29 @@ def test_every_help_fits_80_columns_has_an_example_and_shows_no_secret(command: 
 
 def test_completion_is_offered() -> None:
     assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--", "./worker"], "say which lock"),
+        (["job", "./worker", "--once"], "'./worker' stands before --"),
+        (["job", "./worker", "--", "--once"], "'./worker' stands before --"),
+        (["job", "--"], "no command follows --"),
+    ],
+)
+def test_the_command_of_run_is_what_follows_the_dashes_and_nothing_is_taken_for_it(
+    words: list[str], complaint: str
+) -> None:
+    """A forgotten NAME made the command the name of a lock, and ``--once`` of a command was taken for ours."""
+    done = CliRunner().invoke(app, ["run", *words])
+    assert done.exit_code == 2
+    assert complaint in done.output
+
+
+@pytest.mark.parametrize("options", [["job", "--once"], ["--once", "job"], ["--key1", "-1", "--key2", "2"]])
+def test_the_words_of_a_command_are_left_as_they_are(options: list[str]) -> None:
+    run = get_command(app).commands["run"]  # type: ignore[attr-defined] # the application is a group
+    with run.make_context("run", [*options, "--", "worker", "--json", "--", "x"]) as context:
+        assert context.params["command"] == ["worker", "--json", "--", "x"]
+        assert context.params["as_json"] is False
