@@ -44,3 +44,20 @@ def test_a_missing_package_is_told_with_what_to_install(package: str, arguments:
     assert done.returncode == 1
     assert advice in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]], ids=" ".join)
+def test_a_full_disk_is_told_in_a_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pgelect", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "No space left" in done.stderr
+
+
+def test_what_is_for_a_closed_standard_error_does_not_go_to_standard_output() -> None:
+    refused = f"{sys.executable} -m pgelect status --dsn 'host=127.0.0.1 port=1' 2>&- <&-"
+    done = subprocess.run(["sh", "-c", refused], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "")
