@@ -69,7 +69,11 @@ class LockKey:
             raise ValueError("name must not be empty")
         if "\0" in name:
             raise ValueError("name must not contain a NUL character: PostgreSQL cannot store it")
-        digest = hashlib.sha256(name.encode("utf-8")).digest()
+        try:
+            text = name.encode("utf-8")
+        except UnicodeEncodeError:  # bytes that are not UTF-8 come from a command line as lone surrogates
+            raise ValueError(f"name {name!a} is not text in UTF-8") from None
+        digest = hashlib.sha256(text).digest()
         key1 = int.from_bytes(digest[:4], "big", signed=True)
         return cls(key1, int.from_bytes(digest[4:8], "big", signed=True), name)
 

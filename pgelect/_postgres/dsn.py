@@ -28,6 +28,6 @@ def can_parse(dsn: str) -> bool:
     """Whether libpq can parse it. What it says when it cannot, which quotes the DSN, is kept in no error's context."""
     try:
         conninfo_to_dict(dsn)
-    except psycopg.Error:
+    except (psycopg.Error, UnicodeEncodeError):  # the latter: bytes that are not UTF-8, and a message that quotes them
         return False
     return True

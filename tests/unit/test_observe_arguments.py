@@ -11,7 +11,7 @@ DSN = "host=127.0.0.1 port=1 connect_timeout=2"
 KEYS: list[tuple[Any, type[Exception], str]] = [
     ("", ValueError, "name must not be empty"),
     ("a\0b", ValueError, "NUL"),
-    ("\ud800", ValueError, "surrogates not allowed"),
+    ("\ud800", ValueError, r"name '\\ud800' is not text in UTF-8"),
     (7, TypeError, "key must be the name of a lock, a LockKey or a pair"),
     (None, TypeError, "key must be"),
     ((1,), TypeError, "key must be"),
