@@ -207,7 +207,9 @@ def _settings_of(lock: LeaderLock, arguments: Mapping[str, Any]) -> Settings:
 
 def _strategy(base_s: float | None, max_s: float | None) -> ExponentialBackoff | None:
     given = {name: value for name, value in (("base_s", base_s), ("max_s", max_s)) if value is not None}
-    return ExponentialBackoff(**given) if given else None
+    options = {"base_s": "--retry-base", "max_s": "--retry-max"}
+    with Found({}, {argument: options[argument] for argument in given}).naming_variables():
+        return ExponentialBackoff(**given) if given else None
 
 
 def _mapping(words: list[str] | None) -> dict[str, str] | None:
@@ -224,7 +226,7 @@ def _mapping(words: list[str] | None) -> dict[str, str] | None:
 
 def _check_found(arguments: list[str]) -> None:
     """End at once where the command does not exist: to learn it only when leading would be late."""
-    if arguments and which(arguments[0]) is None and not Path(arguments[0]).exists():
+    if arguments and which(arguments[0]) is None and not (arguments[0] and Path(arguments[0]).exists()):
         complain("run", f"cannot start {arguments[0]!r}: there is no such command")
         raise typer.Exit(NOT_FOUND)
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from shutil import which
 from typing import TYPE_CHECKING
 
 from pgelect.cli import run_keeper
@@ -29,7 +30,9 @@ class CommandError(Exception):
 
     def __init__(self, name: str, number: int) -> None:
         self.code = NOT_FOUND if number == errno.ENOENT else NOT_EXECUTABLE
-        why = "there is no such command" if number == errno.ENOENT else os.strerror(number)
+        why = os.strerror(number)
+        if number == errno.ENOENT:
+            why = "there is no such command" if which(name) is None else "the interpreter that it names does not exist"
         super().__init__(f"cannot start {name!r}: {why}")
 
 

@@ -86,10 +86,11 @@ def test_other_signals_are_passed_on(run: Run) -> None:
     assert one.wait() == 0
 
 
-def test_a_command_that_does_not_exist_is_told_before_anybody_leads(run: Run, database: str) -> None:
-    one = run("job", "--", "no-such-command")
+@pytest.mark.parametrize("word", ["no-such-command", ""])
+def test_a_command_that_does_not_exist_is_told_before_anybody_leads(run: Run, database: str, word: str) -> None:
+    one = run("job", "--", word)
     assert one.wait(20) == 127
-    assert one.errors == ["pgelect run: cannot start 'no-such-command': there is no such command"]
+    assert one.errors == [f"pgelect run: cannot start {word!r}: there is no such command"]
     assert query(database, "SELECT to_regnamespace('pgelect')") == [(None,)]
 
 

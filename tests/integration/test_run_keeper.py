@@ -114,6 +114,14 @@ async def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert refused.value.code == 127
 
 
+async def test_a_script_without_its_interpreter_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    with pytest.raises(CommandError, match="the interpreter that it names does not exist"):
+        await Command.start([str(script)], os.environ, trusted_until=LATER, grace_s=1.0, loss_grace_s=1.0)
+
+
 async def test_nothing_is_started_when_trust_has_run_out(tmp_path: Path) -> None:
     arguments = ["touch", str(tmp_path / "told")]
     with pytest.raises(TooLateError):

@@ -99,3 +99,18 @@ def test_the_words_of_a_command_are_left_as_they_are(options: list[str]) -> None
     with run.make_context("run", [*options, "--", "worker", "--json", "--", "x"]) as context:
         assert context.params["command"] == ["worker", "--json", "--", "x"]
         assert context.params["as_json"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["run", "job", "--retry-base", "-5"], "base_s is from --retry-base"),
+        (["run", "job", "--retry-base", "5", "--retry-max", "1"], "max_s is from --retry-max"),
+        (["key", "\udcff"], "name '\\udcff' is not text in UTF-8"),
+        (["status", "--dsn", "host=\udcff"], "dsn cannot be parsed"),
+    ],
+)
+def test_a_value_that_is_refused_is_told_with_where_it_stands(words: list[str], complaint: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert complaint in done.output
