@@ -3,7 +3,7 @@
     0    done; the answer is yes
     1    the answer is no: nobody leads, not healthy, nobody was asked, a claim did not hold
     2    the command line is wrong, or what it names does not exist
-    3    the server cannot be reached, or is no primary
+    3    no connection: the server is away, does not let us in (password, role, database), or is no primary
     4    the server is there, and something about it has to be mended first: schema, rights, a pooler, its version
     129, 130, 143   ended by SIGHUP, Ctrl-C (SIGINT), SIGTERM
     141  nobody reads the output any more

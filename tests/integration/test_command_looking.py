@@ -206,3 +206,11 @@ def test_looking_leaves_no_session(database: str) -> None:
         for command in (["status"], ["status", "invoices"], ["history", "invoices"], ["health", "invoices"]):
             assert pgelect(*command, dsn=database).code == 0
         eventually_sync(lambda: [s.application_name for s in sessions(database, "%")] == ["pgelect:invoices:web-1"])
+
+
+@pytest.mark.parametrize("wrong", ["dbname=nosuchdatabase", "user=nosuchrole"])
+def test_a_server_that_does_not_let_us_in_is_no_connection(database: str, wrong: str) -> None:
+    done = pgelect("status", dsn=f"{database} {wrong}")
+    assert done.code == 3
+    assert wrong.partition("=")[2] in done.err
+    assert len(done.err.splitlines()) == 1
