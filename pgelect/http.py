@@ -12,8 +12,11 @@ import errno
 import json
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from pgelect._aside import aside
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -35,6 +38,8 @@ CONNECTION_S = 30.0
 """A connection lasts no longer, whatever its client does with it. Each one serves one request."""
 MOST_CONNECTIONS = 100
 """Beyond these the oldest are closed: an election needs descriptors, too."""
+MOST_SCRAPES = 4
+"""So many /metrics are collected at once, also for clients that have gone; each takes a thread."""
 LOOK_EVERY_S = 1.0
 CLOSE_WITHIN_S = 0.5
 """Closing waits this long for answers on their way, then as long again for their handlers to end."""
@@ -58,7 +63,7 @@ class HealthServer:
     ``/livez``     200 while the lock is healthy, 503 otherwise: for a liveness probe
     ``/readyz``    200 while it is ready, 503 otherwise: for a readiness probe
     ``/leader``    200 only while this process leads, 503 otherwise
-    ``/metrics``   what prometheus-client has collected; 404 where that is not installed
+    ``/metrics``   what prometheus-client has collected; 404 where that is not installed; 503 while four are collected
     ============== =====================================================================================================
 
     The first three answer with one line of JSON: ``healthy``, ``ready``, ``leader``, ``reason``. With several locks the
@@ -96,6 +101,7 @@ class HealthServer:
         self._registry = registry
         self._runner: web.AppRunner | None = None
         self._sweeping: asyncio.Task[None] | None = None
+        self._scrapes = threading.BoundedSemaphore(MOST_SCRAPES)
 
     @property
     def port(self) -> int:
@@ -197,9 +203,19 @@ class HealthServer:
         return _json(line, good=line["leader"])
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        accept = request.headers.get("Accept", "")
+        if not self._scrapes.acquire(blocking=False):
+            return _text(f"{MOST_SCRAPES} others are collecting metrics, and have not ended yet", status=503)
+
+        def collect() -> tuple[bytes, str]:
+            try:
+                return _collected(self._registry, accept)
+            finally:
+                self._scrapes.release()
+
         try:
             # In a thread, as prometheus-client's own endpoint: a collector that takes its time holds up nothing else.
-            body, content_type = await asyncio.to_thread(_collected, self._registry, request.headers.get("Accept", ""))
+            body, content_type = await aside(collect, "pgelect-metrics")
         except ImportError:
             return _text("there are no metrics: pip install 'pgelect[prometheus]'", status=404)
         return _response(body, content_type, 200)
