@@ -31,7 +31,9 @@ def health(
     ] = None,
     url: Annotated[str | None, typer.Option("--url", show_default=False, help="The same, as http://host:port.")] = None,
     ready: Annotated[bool, typer.Option("--ready", help="With either: ask /readyz, and not /livez.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="For the endpoint to answer, in seconds.")] = 3.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, max=3600, help="For the endpoint to answer, in seconds.")
+    ] = 3.0,
     dsn: Dsn = "",
     as_json: AsJson = False,
 ) -> None:
@@ -64,10 +66,15 @@ def health(
 async def _of_process(url: str, timeout_s: float, *, as_json: bool) -> int:
     import asyncio  # noqa: PLC0415 -- help must come at once
 
+    from pgelect._aside import aside  # noqa: PLC0415 -- as above
     from pgelect.cli.output import clean, say, say_json  # noqa: PLC0415 -- as above
-    from pgelect.cli.probing import probe  # noqa: PLC0415 -- as above
+    from pgelect.cli.probing import Answer, probe  # noqa: PLC0415 -- as above
 
-    answer = await asyncio.to_thread(probe, url, timeout_s)
+    try:
+        async with asyncio.timeout(timeout_s):  # for all of it; the probe's own is for each word of the answer
+            answer = await aside(lambda: probe(url, timeout_s), "pgelect-probe")
+    except TimeoutError:
+        answer = Answer(healthy=False, reason=f"no answer from {url} within {timeout_s:g} s")
     if as_json:
         say_json({"healthy": answer.healthy, "reason": answer.reason})
     else:
