@@ -6,6 +6,7 @@ Exit codes: 0 all is well, or there are only notes; 1 warnings; 3 the server can
 import os
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from math import inf
 from typing import Annotated, Any
 
 import typer
@@ -97,6 +98,8 @@ def _plan(key: LockKey | None, given: dict[str, Any], retry_max_s: float | None)
     from pgelect._environment import settings_from_env  # noqa: PLC0415 -- help must come at once
     from pgelect.retry import ExponentialBackoff  # noqa: PLC0415 -- as above
 
+    if retry_max_s is not None and not 0 < retry_max_s < inf:
+        raise ValueError(f"retry_max_s={retry_max_s!r} must be a finite number greater than 0")
     found = settings_from_env((key.name if key else None) or "", os.environ, given)
     arguments = found.arguments
     known = {item.name: arguments[item.name] for item in fields(Settings) if item.name in arguments}

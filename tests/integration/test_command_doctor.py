@@ -166,3 +166,10 @@ def test_settings_of_the_environment_count_as_they_do_for_a_lock(
     wrong = pgelect("doctor", "invoices", dsn=database)
     assert wrong.code == 2
     assert "PGELECT_INVOICES_LEASE_S" in wrong.err
+
+
+@pytest.mark.parametrize("longest", ["nan", "inf", "-5", "0"])
+def test_a_longest_wait_that_is_none_promises_nothing(longest: str) -> None:
+    said = pgelect("doctor", "--acquire", "poll", "--retry-max", longest)
+    assert said.code == 2
+    assert f"retry_max_s={float(longest)!r} must be a finite number greater than 0" in said.err
