@@ -53,10 +53,14 @@ def test_it_changes_nothing_takes_no_lock_and_leaves_no_session(database: str) -
         catalog = (
             "SELECT (SELECT count(*) FROM pg_class), (SELECT count(*) FROM pg_namespace), pg_current_wal_insert_lsn()"
         )
-        before = conn.execute(catalog).fetchone()
-        said = pgelect("doctor", "invoices", dsn=database)
-        assert conn.execute(catalog).fetchone() == before
-        assert "the schema pgelect is not there yet" in said.out
+
+        def changes_nothing() -> bool:
+            before = conn.execute(catalog).fetchone()
+            said = pgelect("doctor", "invoices", dsn=database)
+            assert "the schema pgelect is not there yet" in said.out
+            return conn.execute(catalog).fetchone() == before
+
+        assert any(changes_nothing() for _ in range(5)), "the server itself writes to its WAL too, but now and then"
         eventually_sync(lambda: len(sessions(database, "%")) == 1)
 
 
