@@ -93,15 +93,17 @@ def _plan(key: LockKey | None, given: dict[str, Any], retry_max_s: float | None)
     """Make the settings as a lock would: what is given, then the environment, then the defaults.
 
     Raises:
-        ValueError: a setting is out of range, or contradicts another.
+        ValueError: a setting is out of range, or contradicts another, or the DSN cannot be parsed.
     """
     from pgelect._environment import settings_from_env  # noqa: PLC0415 -- help must come at once
+    from pgelect._postgres.dsn import check_dsn  # noqa: PLC0415 -- as above
     from pgelect.retry import ExponentialBackoff  # noqa: PLC0415 -- as above
 
     if retry_max_s is not None and not 0 < retry_max_s < inf:
         raise ValueError(f"retry_max_s={retry_max_s!r} must be a finite number greater than 0")
     found = settings_from_env((key.name if key else None) or "", os.environ, given)
     arguments = found.arguments
+    check_dsn(arguments.get("dsn", ""))
     known = {item.name: arguments[item.name] for item in fields(Settings) if item.name in arguments}
     with found.naming_variables():
         settings = Settings(**{"identity": default_identity(), **known, "key": key or LockKey(0, 0)})

@@ -177,3 +177,10 @@ def test_a_longest_wait_that_is_none_promises_nothing(longest: str) -> None:
     said = pgelect("doctor", "--acquire", "poll", "--retry-max", longest)
     assert said.code == 2
     assert f"retry_max_s={float(longest)!r} must be a finite number greater than 0" in said.err
+
+
+def test_a_dsn_that_cannot_be_parsed_is_a_usage_error() -> None:
+    said = pgelect("doctor", "--dsn", "hush-hush")
+    assert said.code == 2
+    assert said.err.startswith("pgelect doctor: dsn cannot be parsed")
+    assert "hush" not in said.err
