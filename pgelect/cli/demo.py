@@ -27,7 +27,8 @@ def demo(
     """Watch replicas elect leaders while these are killed and frozen.
 
     It takes about 15 seconds, brings its own PostgreSQL (pip install 'pgelect[demo]') and leaves nothing behind.
-    The exit code is 0 only if all that it claims was seen to hold.
+    The exit code is 0 only if all that it claims was seen to hold; 1 otherwise, 3 when the server of --dsn cannot be
+    reached, 4 when it refuses.
 
     \b
     Examples:

@@ -21,7 +21,7 @@ from pgelect.cli.demo_replicas import DemoError
 from pgelect.cli.demo_story import Story
 from pgelect.cli.demo_terminal import Terminal
 from pgelect.cli.demo_view import Plain, Silent, View
-from pgelect.cli.ending import caught, complain, hush
+from pgelect.cli.ending import Code, caught, code_of, complain, hush
 from pgelect.cli.output import terminal
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ def _ending(show: asyncio.Task[Results]) -> _Ending:
         return _Ending(128 + signal.SIGPIPE)
     if isinstance(error, _FAILURES):
         text = str(error)  # errors of this library hold no password
-        return _Ending(1, text if isinstance(error, pgelect.SchemaError) else " ".join(text.split()))
+        code = Code.NO if isinstance(error, DemoError) else code_of(error)
+        return _Ending(code, text if isinstance(error, pgelect.SchemaError) else " ".join(text.split()))
     raise error
 
 

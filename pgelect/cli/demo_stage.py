@@ -82,6 +82,8 @@ class Stage:
         try:
             await alone.wait_for_leadership(_ALONE_WITHIN_S)
         except TimeoutError:
+            if errors and isinstance(errors[-1], PgElectError):
+                raise errors[-1] from None
             running = "another pgelect demo is running in this database; wait until it has ended"
             raise DemoError(str(errors[-1]) if errors else running) from None
 
