@@ -108,7 +108,8 @@ async def _connection(
         added.update(_place_of(beside))
     # Raised outside the handlers: an error that somebody keeps must not keep the half-made connection of its context.
     try:
-        return await AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None, **added)
+        conn = await AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None, **added)
+        return await _in_utf8(conn)
     except psycopg.InterfaceError as error:
         # psycopg on Windows' default loop: time does not mend it
         problem: PgElectError = ConfigurationError(
@@ -120,6 +121,17 @@ async def _connection(
         problem = SessionLostError("connect", f"cannot connect: {one_line(error, secrets_of(dsn))}")
         empty_frames(error)
     raise problem
+
+
+async def _in_utf8(conn: AsyncConnection[Any]) -> AsyncConnection[Any]:
+    """Have names of any language fit into the first statement: psycopg encodes it as the session is when it is sent."""
+    if conn.info.encoding != "utf-8":
+        try:
+            await conn.execute("SET client_encoding TO 'UTF8'")
+        except BaseException:
+            conn.pgconn.finish()
+            raise
+    return conn
 
 
 async def _dsn(options: SessionOptions) -> str:
@@ -163,6 +175,7 @@ async def _from_user(options: SessionOptions) -> AsyncConnection[Any]:
         if not conn.autocommit:
             await conn.set_autocommit(True)
         conn.prepare_threshold = None
+        await _in_utf8(conn)
     except psycopg.Error as error:
         conn.pgconn.finish()
         raise SessionLostError("connect", f"the connection of connect_fn does not work: {one_line(error)}") from None

@@ -7,10 +7,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from pgelect import LeaderLock
 from pgelect.testing import Postgres
 from tests.support.electors import Elector, one_leads
 from tests.support.server import lock_holders, lock_waiters, query, sessions, terminate
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, scaled
 
 Key = tuple[int, int]
 LEASE_S = 10.0
@@ -176,3 +177,26 @@ async def test_a_role_that_becomes_another_one_at_login(database: str, key: Key,
         assert query(database, "SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'pgelect'") == [
             (worker,)
         ]
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+@pytest.mark.parametrize("whose", ["role", "dsn", "connect_fn"])
+async def test_an_encoding_of_the_session_that_the_name_does_not_fit_into(
+    database: str, last_of_all: ExitStack, encoding: str, whose: str
+) -> None:
+    """psycopg encodes a statement as the session is before it: the first one, which sets UTF8, could not be sent."""
+    role = f"guest_{secrets.token_hex(3)}"
+    query(database, f"CREATE ROLE {role} SUPERUSER LOGIN")
+    last_of_all.callback(query, database, f"DROP ROLE {role}")
+    last_of_all.callback(query, database, f"DROP OWNED BY {role}")
+    dsn = make_conninfo(database, user=role, client_encoding=encoding if whose == "dsn" else None)
+    query(database, f"ALTER ROLE {role} SET client_encoding = '{'UTF8' if whose == 'dsn' else encoding}'")
+
+    async def connect() -> psycopg.AsyncConnection[psycopg.rows.TupleRow]:
+        return await psycopg.AsyncConnection.connect(dsn)
+
+    connect_fn = connect if whose == "connect_fn" else None
+    lock = LeaderLock("" if connect_fn else dsn, name="übersicht-日本", identity="größe-日本", connect_fn=connect_fn)
+    async with lock:
+        await lock.wait_for_leadership(scaled(10))
+        assert query(database, "SELECT name, holder FROM pgelect.token") == [("übersicht-日本", "größe-日本")]
