@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-async def aside(work: Callable[[], T], name: str) -> T:
+async def aside(work: Callable[[], T], name: str, *, then: Callable[[], object] = lambda: None) -> T:
     """Run ``work`` in a thread of its own, and return what it returns. How many there are at once is up to the caller.
 
-    A cancel is raised at once; the work goes on without anybody, and ends with the program at the latest.
+    A cancel is raised at once; the work goes on without anybody, and ends with the program at the latest. ``then`` is
+    called, in any thread, when it has ended or could not begin.
 
     Raises:
         Exception: whatever ``work`` raises.
@@ -33,9 +34,15 @@ async def aside(work: Callable[[], T], name: str) -> T:
         try:
             result = work()
         except BaseException as error:  # noqa: BLE001 -- raised where it is waited for
+            then()
             future.set_exception(error)
         else:
+            then()
             future.set_result(result)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except BaseException:
+        then()
+        raise
     return await asyncio.wrap_future(future)

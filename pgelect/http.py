@@ -206,16 +206,11 @@ class HealthServer:
         accept = request.headers.get("Accept", "")
         if not self._scrapes.acquire(blocking=False):
             return _text(f"{MOST_SCRAPES} others are collecting metrics, and have not ended yet", status=503)
-
-        def collect() -> tuple[bytes, str]:
-            try:
-                return _collected(self._registry, accept)
-            finally:
-                self._scrapes.release()
-
         try:
             # In a thread, as prometheus-client's own endpoint: a collector that takes its time holds up nothing else.
-            body, content_type = await aside(collect, "pgelect-metrics")
+            body, content_type = await aside(
+                lambda: _collected(self._registry, accept), "pgelect-metrics", then=self._scrapes.release
+            )
         except ImportError:
             return _text("there are no metrics: pip install 'pgelect[prometheus]'", status=404)
         return _response(body, content_type, 200)

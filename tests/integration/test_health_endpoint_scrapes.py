@@ -66,6 +66,20 @@ async def test_scrapes_that_hang_hold_up_neither_names_nor_more_than_a_few_threa
         assert (await scrape())[0] == 200
 
 
+async def test_a_scrape_that_could_not_begin_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with HealthServer(Following(), port=0) as server, aiohttp.ClientSession() as client:
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", refuse)
+            for _ in range(MOST_SCRAPES + 1):
+                async with client.get(f"{server.url}/metrics") as answer:
+                    assert answer.status == 500
+        async with client.get(f"{server.url}/metrics") as answer:
+            assert answer.status == 200
+
+
 @pytest.mark.parametrize("end", ["", "raise SystemExit(0)"], ids=["returns", "exits"])
 def test_a_scrape_that_hangs_does_not_hold_up_the_end_of_the_program(end: str) -> None:
     code = f"""
