@@ -123,7 +123,7 @@ def _concerns(payload: str, key: LockKey) -> bool:
     """Whether a notification may be about that lock. Anybody can send one, with anything in it."""
     try:
         told = json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         return True
     if not isinstance(told, dict) or "key1" not in told or "key2" not in told:
         return True
