@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
@@ -17,12 +17,17 @@ from pgelect._postgres import sql
 from pgelect._postgres.sql import pair
 
 if TYPE_CHECKING:
+    from psycopg import AsyncConnection
+
     from pgelect._engine.model import Grant, LeaderRecord, LockKey, LostTerm
     from pgelect._postgres.link import Deadline
     from pgelect._postgres.opened import Opened
 
 CHANGES = "pgelect"
 """The channel on which terms that begin and end are told."""
+# Of databases in which whatever anybody sends can be said in UTF-8, the encoding of our sessions. Elsewhere (SQL_ASCII,
+# WIN1252) a neighbour can send what cannot, and the server ends each session that hears it.
+_HEARD_IN = frozenset({"UTF8", "LATIN1", "LATIN2", "LATIN5", "LATIN9"})
 
 _LOCK_WAIT_S, _STATEMENT_S = 0.1, 0.5
 _said: set[LockKey] = set()  # of these locks of this process, that nothing is written down
@@ -33,6 +38,11 @@ log = logging.getLogger("pgelect")
 def step_down_channel(key: LockKey) -> str:
     """Name the channel on which the leader of a lock is called."""
     return f"pgelect_step_down_{key.classid}_{key.objid}"
+
+
+def may_listen(conn: AsyncConnection[Any]) -> bool:
+    """Whether a session of ours can listen here without risk to itself; where not, it looks from time to time."""
+    return conn.info.parameter_status("server_encoding") in _HEARD_IN
 
 
 async def announce(
@@ -49,7 +59,7 @@ async def announce(
     key = session.options.key
     if grant is not None and not session.facts.announces:
         _say_once(key)
-    if grant is not None and session.facts.announces:
+    if grant is not None and session.facts.announces and may_listen(session.link.conn):
         await session.ask(SQL("LISTEN {}").format(Identifier(step_down_channel(key))), deadline, "listening")
     try:
         if grant is not None and grant.record is not None and outdated:

@@ -114,10 +114,11 @@ class PostgresSession:
     async def watch(self, for_s: float) -> bool:
         """Idle on the socket: a session that ends surfaces at once, and so does a call."""
         deaf_s = max(0.0, self._heard_at + _CALLS_APART_S - time.monotonic())
-        heard = await self._open_session().link.watch(for_s, deaf_s)
+        link = self._open_session().link
+        heard = await link.watch(for_s, deaf_s)
         if heard:
             self._heard_at = time.monotonic()
-        return heard
+        return heard or not announcing.may_listen(link.conn)  # deaf: who may have called is looked for now and then
 
     async def announce(self, grant: Grant | None, lost: LostTerm | None, ago_s: float, within_s: float) -> None:
         """Write down what has begun and what was lost; hear calls from now on."""

@@ -1,7 +1,8 @@
 """The connection of an observer: it listens, and looks. A notification only says that it is time for a look.
 
 Behind a pooler nothing is set and nothing is listened to, for both would reach other clients: it only looks. On a
-standby, where one cannot listen, it only looks until that is promoted.
+standby, where one cannot listen, it only looks until that is promoted; and so it does in a database of an encoding in
+which a neighbour could send what ends the session.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from psycopg.sql import SQL, Identifier, Literal
 
 from pgelect._engine.model import LockKey
-from pgelect._postgres.announcing import CHANGES
+from pgelect._postgres.announcing import CHANGES, may_listen
 from pgelect._postgres.asking import Batches
 from pgelect._postgres.client import Client
 from pgelect._postgres.observing import Here, look, look_around
@@ -91,7 +92,7 @@ class Watcher:
         return self._here.pid == self._client.conn.info.backend_pid
 
     async def _listen(self) -> None:
-        if self._is_direct and not self._here.in_recovery:
+        if self._is_direct and not self._here.in_recovery and may_listen(self._client.conn):
             listen = SQL("LISTEN {}").format(Identifier(CHANGES))
             await self._client.run(lambda conn: results(conn, listen), "listening", ANSWER_WITHIN_S)
 
@@ -104,6 +105,7 @@ async def _settle_in(conn: AsyncConnection[Any], silent_s: float) -> None:
     silent = f"{round(silent_s * 1000)}ms"
     values = {
         "application_name": "pgelect observer",
+        "client_encoding": "UTF8",  # in which all can be said that a neighbour may send
         "idle_session_timeout": silent,
         "tcp_user_timeout": silent,
         "statement_timeout": "0",

@@ -10,10 +10,11 @@ from tests.support.waiting import eventually_sync
 
 
 @contextmanager
-def fresh_database(server: Postgres) -> Iterator[str]:
+def fresh_database(server: Postgres, encoding: str | None = None) -> Iterator[str]:
     """Make an empty database and yield its connection string; at the end no session of pgelect may remain in it."""
     name = f"test_{secrets.token_hex(6)}"
-    query(server.dsn(), f"CREATE DATABASE {name} TEMPLATE template0")
+    options = "" if encoding is None else f"ENCODING '{encoding}' LOCALE 'C'"
+    query(server.dsn(), f"CREATE DATABASE {name} TEMPLATE template0 {options}")
     dsn = server.dsn(name)
     try:
         yield dsn
