@@ -147,14 +147,15 @@ def _strategy(found: Mapping[str, Any], variables: Mapping[str, str]) -> RetrySt
 def _refuse_misspelt(variable: str, own: str) -> None:
     if not variable.startswith(PREFIX):
         return
-    rest = variable.removeprefix(own) if variable.startswith(own) else variable.removeprefix(PREFIX)
-    if SERVICE_LINK.fullmatch(variable.removeprefix(PREFIX)):
-        return
+    of_all = variable.removeprefix(PREFIX)
+    if of_all in SUFFIXES or of_all in TOLD_BY_RUN or SERVICE_LINK.fullmatch(of_all):
+        return  # first of all: the lock may be called lease, or health
+    rest = variable.removeprefix(own) if variable.startswith(own) else of_all
     if rest in SUFFIXES or any(rest.endswith(f"_{suffix}") for suffix in SUFFIXES):  # the latter: of another lock
         return
     if variable.startswith(own):
         raise ValueError(f"{variable} is no setting. After {own} may stand: {', '.join(SUFFIXES)}")
-    if rest not in TOLD_BY_RUN and (meant := _alike(rest)) is not None:
+    if (meant := _alike(rest)) is not None:
         raise ValueError(f"{variable} is no setting, but looks like one. Did you mean {PREFIX}{meant}?")
 
 

@@ -280,6 +280,26 @@ def test_a_lock_that_is_called_like_a_part_of_those_is_no_trouble() -> None:
     assert arguments(environ, "port") == {"name": "port"}
 
 
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [
+        ("lease", "PGELECT_LEASE_S"),
+        ("health", "PGELECT_HEALTH_INTERVAL_S"),
+        ("reconnect", "PGELECT_RECONNECT_GRACE_S"),
+        ("retry", "PGELECT_RETRY_MAX_S"),
+    ],
+)
+def test_a_lock_that_is_called_like_a_part_of_a_setting_has_the_settings_of_all_locks(name: str, variable: str) -> None:
+    """A fleet's setting must not keep one of its locks from starting."""
+    same = arguments({variable: "12"}, "invoices")
+    assert arguments({variable: "12"}, name) == {**same, "name": name}
+    assert same.keys() > {"name"}
+
+
+def test_a_lock_that_is_called_like_a_part_of_what_run_tells_is_no_trouble() -> None:
+    assert arguments({"PGELECT_ACQUIRED_AT": "2026-11-30T03:12:54+00:00"}, "acquired") == {"name": "acquired"}
+
+
 @pytest.mark.parametrize("name", [None, 5, ("a",)])
 def test_a_name_that_is_no_text_is_refused(name: Any) -> None:
     with pytest.raises(TypeError, match=r"^name must be a str"):
