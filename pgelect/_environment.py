@@ -119,7 +119,7 @@ def _read(variable: str, text: str, setting: _Setting) -> object:
     try:
         text.encode()  # bytes that are not UTF-8 stand in an environment as lone surrogates
         return setting.read(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: JSON of too great a depth
         shown = "" if setting.argument == "dsn" else f"={text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'!r}"
     raise ValueError(f"{variable}{shown} is not {setting.allowed}")
 

@@ -153,9 +153,10 @@ def _checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError(f"metadata must be a mapping, not {type(metadata).__name__}")
     try:
         copy = json.loads(json.dumps(dict(metadata), allow_nan=False))
-    except (TypeError, ValueError) as error:
+        texts = list(_texts_of(copy))
+    except (TypeError, ValueError, RecursionError) as error:  # the last: of too great a depth
         raise ValueError(f"metadata must be a mapping that JSON can carry: {error}") from None
-    for text in _texts_of(copy):
+    for text in texts:
         _check_text("metadata", text)
     return dict(copy)
 

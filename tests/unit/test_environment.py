@@ -153,6 +153,7 @@ def test_the_prefix_of_a_lock_is_its_name_in_capitals(name: str, prefix: str) ->
         ("METADATA", "[1]", "='[1]' is not an object in JSON"),
         ("METADATA", "{zone: a}", "='{zone: a}' is not an object in JSON"),
         ("METADATA", "{" * 5000, "{{...' is not an object in JSON"),
+        ("METADATA", '{"a":' * 5000, "...' is not an object in JSON"),
         ("IDENTITY", "\udcff", "='\\udcff' is not text in UTF-8"),
     ],
 )

@@ -125,6 +125,14 @@ def test_metadata_that_contains_itself_is_refused() -> None:
         make(metadata=metadata)
 
 
+def test_metadata_of_too_great_a_depth_is_refused() -> None:
+    metadata: dict[str, Any] = {}
+    for _ in range(5000):
+        metadata = {"a": metadata}
+    with pytest.raises(ValueError, match=r"^metadata must be a mapping that JSON can carry: "):
+        make(metadata=metadata)
+
+
 @pytest.mark.parametrize("metadata", [[1], "text", 7])
 def test_metadata_that_is_no_mapping_is_refused(metadata: object) -> None:
     with pytest.raises(TypeError, match=r"^metadata must be a mapping, not (list|str|int)$"):
