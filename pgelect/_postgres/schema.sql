@@ -251,10 +251,11 @@ AS $pgelect$
 $pgelect$;
 
 -- Who leads, or led last, and what the server knows of it now. A lock is held by the session that the row names, or by
--- nobody who counts. The start of a session is hidden from most roles; then its pid must do.
+-- nobody who counts. The start of a session is hidden from most roles; then its pid must do. A standby does not know
+-- who holds a lock on the primary: there `alive` and `followers` are NULL.
 CREATE OR REPLACE VIEW pgelect.leaders AS
 WITH here AS MATERIALIZED (
-    SELECT d.oid, d.datname FROM pg_catalog.pg_database AS d
+    SELECT d.oid, d.datname, pg_catalog.pg_is_in_recovery() AS standby FROM pg_catalog.pg_database AS d
     WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
 ), locks AS MATERIALIZED (
     SELECT l.classid::pg_catalog.int8 AS classid, l.objid::pg_catalog.int8 AS objid, l.pid, l.granted
@@ -270,10 +271,11 @@ WITH here AS MATERIALIZED (
     FROM pgelect.token AS t
 )
 SELECT k.name, k.key1, k.key2, k.token, k.holder, k.metadata, k.acquired_at, k.released_at, k.terms, k.lease_s,
-    l.pid IS NOT NULL AND k.released_at IS NULL AND (a.backend_start OPERATOR(pg_catalog.=) k.backend_start) IS NOT FALSE
-        AS alive,
+    CASE WHEN NOT here.standby THEN l.pid IS NOT NULL AND k.released_at IS NULL
+        AND (a.backend_start OPERATOR(pg_catalog.=) k.backend_start) IS NOT FALSE END AS alive,
     k.backend_pid AS pid, a.client_addr, a.application_name, here.datname::pg_catalog.text AS database,
-    a.state_change AS last_contact_at, coalesce(w.followers, 0) AS followers, k.backend_start
+    a.state_change AS last_contact_at, CASE WHEN NOT here.standby THEN coalesce(w.followers, 0) END AS followers,
+    k.backend_start
 FROM keyed AS k CROSS JOIN here
 LEFT JOIN locks AS l ON l.classid OPERATOR(pg_catalog.=) k.classid AND l.objid OPERATOR(pg_catalog.=) k.objid
     AND l.granted AND l.pid OPERATOR(pg_catalog.=) k.backend_pid

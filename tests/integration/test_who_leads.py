@@ -363,6 +363,7 @@ async def test_a_standby_tells_who_was_written_down_and_not_who_holds_the_lock(p
         assert (record.token, record.alive, record.released_at) == (token, None, None)
         assert (record.followers, record.client_addr, record.last_contact_at) == (None, None, None)
         assert [(one.token, one.ending) for one in await get_history(standby, key)] == [(token, None)]
+        assert query(standby, "SELECT alive, followers FROM pgelect.leaders") == [(None, None)]  # for dashboards
         with pytest.raises(NotPrimaryError, match=str(pair.standby.port)):
             await request_step_down(standby, key)
         for autocommit in (True, False):
