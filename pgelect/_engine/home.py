@@ -18,7 +18,8 @@ def check_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Raise RuntimeError unless the caller runs in that event loop."""
     if _running_loop() is not loop:
         raise RuntimeError(
-            "this lock runs in another event loop; call it there, for example with run_coroutine_threadsafe()"
+            "this lock runs in another event loop; call it there, for example with run_coroutine_threadsafe(), or with "
+            "the loop's call_soon_threadsafe() if it is nothing to await"
         )
 
 

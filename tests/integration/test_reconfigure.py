@@ -87,6 +87,8 @@ async def test_what_is_refused_changes_nothing(database: str, key: Key) -> None:
             lock.reconfigure(identity="b")  # type: ignore[call-arg]
         with pytest.raises(TypeError, match="not a retry strategy"):
             lock.reconfigure(retry_strategy="often", lease_s=60.0)  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="call_soon_threadsafe"):
+            await asyncio.to_thread(lock.reconfigure, lease_s=60.0)
         assert lock.bounds() == before
         assert token_row(database, key)[0] == lock.token
 
