@@ -262,6 +262,9 @@ WITH here AS MATERIALIZED (
     FROM pg_catalog.pg_locks AS l JOIN here ON l.database OPERATOR(pg_catalog.=) here.oid
     WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.objsubid OPERATOR(pg_catalog.=) 2
     AND l.mode OPERATOR(pg_catalog.=) 'ExclusiveLock'
+), holders AS MATERIALIZED (
+    SELECT l.classid, l.objid, l.pid, a.backend_start, a.client_addr, a.application_name, a.state_change
+    FROM locks AS l LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid OPERATOR(pg_catalog.=) l.pid WHERE l.granted
 ), waiting AS MATERIALIZED (
     SELECT l.classid, l.objid, pg_catalog.count(*) AS followers FROM locks AS l WHERE NOT l.granted
     GROUP BY l.classid, l.objid
@@ -271,16 +274,14 @@ WITH here AS MATERIALIZED (
     FROM pgelect.token AS t
 )
 SELECT k.name, k.key1, k.key2, k.token, k.holder, k.metadata, k.acquired_at, k.released_at, k.terms, k.lease_s,
-    CASE WHEN NOT here.standby THEN l.pid IS NOT NULL AND k.released_at IS NULL
-        AND (a.backend_start OPERATOR(pg_catalog.=) k.backend_start) IS NOT FALSE END AS alive,
-    k.backend_pid AS pid, a.client_addr, a.application_name, here.datname::pg_catalog.text AS database,
-    a.state_change AS last_contact_at, CASE WHEN NOT here.standby THEN coalesce(w.followers, 0) END AS followers,
+    CASE WHEN NOT here.standby THEN h.pid IS NOT NULL AND k.released_at IS NULL END AS alive,
+    k.backend_pid AS pid, h.client_addr, h.application_name, here.datname::pg_catalog.text AS database,
+    h.state_change AS last_contact_at, CASE WHEN NOT here.standby THEN coalesce(w.followers, 0) END AS followers,
     k.backend_start
 FROM keyed AS k CROSS JOIN here
-LEFT JOIN locks AS l ON l.classid OPERATOR(pg_catalog.=) k.classid AND l.objid OPERATOR(pg_catalog.=) k.objid
-    AND l.granted AND l.pid OPERATOR(pg_catalog.=) k.backend_pid
-LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid OPERATOR(pg_catalog.=) l.pid
-    AND (a.backend_start OPERATOR(pg_catalog.=) k.backend_start) IS NOT FALSE
+LEFT JOIN holders AS h ON h.classid OPERATOR(pg_catalog.=) k.classid AND h.objid OPERATOR(pg_catalog.=) k.objid
+    AND h.pid OPERATOR(pg_catalog.=) k.backend_pid
+    AND (h.backend_start OPERATOR(pg_catalog.=) k.backend_start) IS NOT FALSE
 LEFT JOIN waiting AS w ON w.classid OPERATOR(pg_catalog.=) k.classid AND w.objid OPERATOR(pg_catalog.=) k.objid;
 
 -- Nobody has a right that was not granted by name. Functions and types would be PUBLIC's to use, and an administrator
