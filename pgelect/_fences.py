@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pgelect.errors import NotLeaderError, StaleTokenError
 from pgelect.fencing import check_token
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from psycopg import AsyncConnection
 
@@ -73,10 +73,15 @@ class Fences:
         await self._check(conn, self._fencing_term())
 
     async def _check(self, conn: AsyncConnection[Any], term: Term) -> None:
+        with self._metered_check():
+            await check_token(conn, self.key, term.token)
+
+    @contextmanager
+    def _metered_check(self) -> Iterator[None]:
         began_at = time.monotonic()
         outcome: FenceOutcome = "failed"
         try:
-            await check_token(conn, self.key, term.token)
+            yield
             outcome = "ok"
         except StaleTokenError:
             outcome = "stale"

@@ -23,6 +23,7 @@ from pgelect.errors import ConfigurationError, PgElectError, SchemaError, StaleT
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from psycopg import BaseConnection
     from psycopg.sql import Composable
 
     from pgelect._engine.model import LockKey
@@ -88,19 +89,32 @@ async def check_token(conn: AsyncConnection[Any], key: LockKey, token: int) -> N
         SessionLostError: the connection ended during the check.
         PgElectError: the server refused for another reason.
     """
+    refuse_autocommit(conn)
+    try:
+        await _execute(conn, check_query(key, token))
+    except psycopg.Error as error:
+        raise check_failed(error, conn, key, token) from error
+
+
+def refuse_autocommit(conn: BaseConnection[Any]) -> None:
+    """Raise ConfigurationError where a check would end at once, and protect nothing."""
     if conn.autocommit and conn.info.transaction_status == pq.TransactionStatus.IDLE:
         raise ConfigurationError(
             "check_token needs a transaction: this connection is in autocommit mode, where the check would end "
-            "at once. Use 'async with conn.transaction():' around the check and the writes, or fenced()."
+            "at once. Use 'async with conn.transaction():' (or 'with') around the check and the writes, or fenced()."
         )
-    # Rendered, not parameters: the same statement for any prepare_threshold and any pooler.
-    query = _CHECK.format(*(Literal(str(value)) for value in (key.key1, key.key2, token)))
-    try:
-        await _execute(conn, query)
-    except psycopg.Error as error:
-        if error.sqlstate in {_STALE, _SERIALIZATION_FAILURE}:
-            raise StaleTokenError(key, token) from error
-        raise _explained(error, conn, "checking a fencing token") from error
+
+
+def check_query(key: LockKey, token: int) -> Composable:
+    """Return the check. Rendered, without parameters: the same for any prepare_threshold and any pooler."""
+    return _CHECK.format(*(Literal(str(value)) for value in (key.key1, key.key2, token)))
+
+
+def check_failed(error: psycopg.Error, conn: BaseConnection[Any], key: LockKey, token: int) -> PgElectError:
+    """Map the driver's error of a check."""
+    if error.sqlstate in {_STALE, _SERIALIZATION_FAILURE}:
+        return StaleTokenError(key, token)
+    return _explained(error, conn, "checking a fencing token")
 
 
 @asynccontextmanager
@@ -204,7 +218,7 @@ async def _execute(conn: AsyncConnection[Any], query: Composable) -> list[tuple[
         return await cursor.fetchall() if cursor.description is not None else []
 
 
-def _explained(error: psycopg.Error, conn: AsyncConnection[Any], doing: str) -> PgElectError:
+def _explained(error: psycopg.Error, conn: BaseConnection[Any], doing: str) -> PgElectError:
     """Map the driver's error, with the SQL to run where the schema is what is missing."""
     text = error.diag.message_primary or str(error)
     if error.sqlstate in _MISSING and "pgelect" in text:

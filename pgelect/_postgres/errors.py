@@ -54,7 +54,7 @@ def secrets_of(dsn: str) -> tuple[str, ...]:
     return tuple(str(given[name]) for name in _SECRETS if given.get(name))
 
 
-def server_name(conn: psycopg.AsyncConnection[Any]) -> str:
+def server_name(conn: psycopg.BaseConnection[Any]) -> str:
     """Host and port, as far as known, and the address, which is one of several where a name has more."""
     try:
         host, address, port = conn.info.host, conn.info.hostaddr, conn.info.port
@@ -63,7 +63,7 @@ def server_name(conn: psycopg.AsyncConnection[Any]) -> str:
     return f"{host}:{port}" if address in {"", host} else f"{host}:{port} ({address})"
 
 
-def is_lost(error: psycopg.Error, conn: psycopg.AsyncConnection[Any]) -> bool:
+def is_lost(error: psycopg.Error, conn: psycopg.BaseConnection[Any]) -> bool:
     """Whether this error means that the session is gone."""
     state = error.sqlstate
     if conn.closed or state in _ENDED or (state is not None and state.startswith("08")):
@@ -71,7 +71,7 @@ def is_lost(error: psycopg.Error, conn: psycopg.AsyncConnection[Any]) -> bool:
     return state is None and isinstance(error, psycopg.OperationalError)
 
 
-def mapped(error: psycopg.Error, conn: psycopg.AsyncConnection[Any], doing: str) -> PgElectError:
+def mapped(error: psycopg.Error, conn: psycopg.BaseConnection[Any], doing: str) -> PgElectError:
     """Make the error of this library that says what a driver error means while ``doing`` something on ``conn``."""
     text = one_line(error)
     if is_lost(error, conn):
