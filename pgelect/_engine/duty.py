@@ -78,7 +78,7 @@ async def terms(runner: Runner) -> AsyncIterator[Term]:
 
 def leader_only(is_leader: Callable[[], bool], function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function so that it is not called while this process does not lead; see ``LeaderLock.leader_only``."""
-    if _is_async(function):
+    if is_async(function):
 
         @wraps(function, updated=())
         async def guarded_async(*args: Any, **kwargs: Any) -> Any:
@@ -93,7 +93,8 @@ def leader_only(is_leader: Callable[[], bool], function: Callable[..., Any]) -> 
     return guarded
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., Any]) -> bool:
+    """Tell whether a call of that returns something to be awaited, however it is wrapped."""
     while isinstance(function, partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

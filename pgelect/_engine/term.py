@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,17 @@ from pgelect._engine.home import check_loop, check_process
 from pgelect._engine.model import Term
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pgelect._engine.model import Grant
     from pgelect._engine.settings import Settings
 
 _working_for: ContextVar[TermLife | None] = ContextVar("pgelect_term", default=None)
+
+
+def working_for() -> TermLife | None:
+    """Return the life of the term that the running task works for, if any."""
+    return _working_for.get()
 
 
 class TermLife:
@@ -59,6 +65,16 @@ class TermLife:
     def enter(self) -> None:
         """Mark the running task, and those it makes, as work for this term."""
         _working_for.set(self)
+
+    @contextmanager
+    def worked_for(self) -> Iterator[None]:
+        """Mark what the calling thread does meanwhile as work for this term."""
+        before = _working_for.get()
+        _working_for.set(self)
+        try:
+            yield
+        finally:
+            _working_for.set(before)  # no reset: a generator may be closed elsewhere
 
     @property
     def is_worked_for_here(self) -> bool:

@@ -52,6 +52,27 @@ PARTS: dict[str, set[str]] = {
         "pgelect.fencing",
         "pgelect.retry",
     },
+    "pgelect._loop_thread": {"pgelect._engine.futures"},
+    "pgelect._callback_thread": set(),
+    "pgelect._sync_settings": {"pgelect._engine.meter", "pgelect._postgres.options", "pgelect.retry"},
+    "pgelect._sync_term": {"pgelect._engine"},
+    "pgelect._sync_status": {"pgelect._engine", "pgelect._health", "pgelect.lock"},
+    "pgelect._sync_fences": {"pgelect._engine.model", "pgelect._sync_term", "pgelect.fencing", "pgelect.lock"},
+    "pgelect.sync": {
+        "pgelect._callback_thread",
+        "pgelect._callbacks",
+        "pgelect._configuring",
+        "pgelect._engine",
+        "pgelect._loop_thread",
+        "pgelect._postgres.options",
+        "pgelect._sync_fences",
+        "pgelect._sync_settings",
+        "pgelect._sync_status",
+        "pgelect._sync_term",
+        "pgelect.errors",
+        "pgelect.lock",
+        "pgelect.retry",
+    },
 }
 MAY_NAME_FOR_TYPES = {"pgelect.errors": {"pgelect._engine.model"}}
 SURFACE = {

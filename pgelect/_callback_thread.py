@@ -1,0 +1,68 @@
+"""One thread that runs plain functions in order, for an event loop that must not be held up by them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class CallbackThread:
+    """Runs what it is handed, one after another. A daemon: a function that hangs keeps no program alive."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after what was handed over; wait for nothing."""
+        self._calls.put(None)
+
+    async def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Run that in the thread, with the context of the caller; raise what it raises.
+
+        A thread cannot be cancelled: a cancel is raised when the function has returned.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def run() -> None:
+            error: Exception | None = None
+            try:
+                context.run(function, *arguments)
+            except Exception as raised:  # noqa: BLE001 -- it is raised in the loop
+                error = raised
+            except BaseException as raised:  # noqa: BLE001 -- it ends no program from here
+                error = RuntimeError(f"{type(raised).__name__} ends a program in its main thread only")
+                error.__cause__ = raised
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_settle, done, error)
+
+        self._calls.put(run)
+        cancelled = False
+        while not done.done():
+            try:
+                await asyncio.wait({done})
+            except asyncio.CancelledError:
+                cancelled = True
+        done.result()
+        if cancelled:
+            raise asyncio.CancelledError
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
+def _settle(done: asyncio.Future[Any], error: Exception | None) -> None:
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(None)

@@ -1,0 +1,98 @@
+"""Fencing on psycopg's blocking connections; see ``pgelect.fencing``, whose statements and errors these are."""
+
+# ruff: noqa: SLF001 -- what it works with is its own lock
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from pgelect.fencing import check_failed, check_query, refuse_autocommit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pgelect._engine import model
+    from pgelect._engine.model import LockKey
+    from pgelect._sync_term import Term
+    from pgelect.lock import LeaderLock
+
+
+def check_token(conn: psycopg.Connection[Any], key: LockKey, token: int) -> None:
+    """Check the token in the current transaction, and hold off the next one until that ends.
+
+    Args:
+        conn: in a transaction, or one that begins a transaction with its next statement.
+        key: the lock.
+        token: that of the term which the transaction's writes belong to.
+
+    Raises:
+        StaleTokenError: the term is over; roll back.
+        ConfigurationError: the connection is in autocommit mode outside a transaction: the check would protect nothing.
+        SchemaError: the schema is missing, or the role may not call the check.
+        SessionLostError: the connection ended during the check.
+        PgElectError: the server refused for another reason.
+    """
+    refuse_autocommit(conn)
+    try:
+        with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
+            cursor.execute(check_query(key, token).as_string(conn).encode(), prepare=False)
+    except psycopg.Error as error:
+        raise check_failed(error, conn, key, token) from error
+
+
+@contextmanager
+def fenced(conn: psycopg.Connection[Any], key: LockKey, token: int) -> Iterator[None]:
+    """Open a transaction (a savepoint inside an open one) whose writes count only in the term of ``token``.
+
+    It commits at the end of the block and rolls back on any exception.
+
+    Raises:
+        StaleTokenError: the term is over; nothing was written.
+        PgElectError: as ``check_token``.
+    """
+    with conn.transaction():
+        check_token(conn, key, token)
+        yield
+
+
+class Fences:
+    """The half of a blocking lock that checks tokens."""
+
+    _lock: LeaderLock
+
+    @abstractmethod
+    def _own(self, term: model.Term) -> Term:
+        """Return that term as threads see it."""
+
+    @contextmanager
+    def fence(self, conn: psycopg.Connection[Any]) -> Iterator[Term]:
+        """Open a transaction on ``conn`` (a savepoint inside an open one) that commits only under this term's token.
+
+        Raises:
+            NotLeaderError: this process does not lead; nothing was sent.
+            StaleTokenError: a newer term has begun; the transaction is rolled back.
+            SessionLostError: ``conn`` ended during the check.
+        """
+        term = self._own(self._lock._fencing_term())
+        with conn.transaction():
+            self._check(conn, term)
+            yield term
+
+    def check_fence(self, conn: psycopg.Connection[Any]) -> None:
+        """Check this term's token in the open transaction of ``conn``, and bind it to that transaction.
+
+        Raises:
+            NotLeaderError: this process does not lead; nothing was sent.
+            StaleTokenError: a newer term has begun; roll back.
+            SessionLostError: ``conn`` ended during the check.
+        """
+        self._check(conn, self._own(self._lock._fencing_term()))
+
+    def _check(self, conn: psycopg.Connection[Any], term: Term) -> None:
+        with self._lock._metered_check():
+            check_token(conn, term.key, term.token)

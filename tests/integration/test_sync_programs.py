@@ -1,0 +1,140 @@
+"""Whole programs with pgelect.sync: how they end, what signals do to them, and what a fork does."""
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.locks import Key
+from tests.support.processes import Worker
+from tests.support.server import lock_holders, query, sessions
+from tests.support.waiting import eventually_sync
+
+START = """
+import json, os, signal, sys, threading, time
+from pgelect.sync import LeaderLock
+
+lock = LeaderLock(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+lock.on_released(lambda: print("told released"))
+"""
+
+
+@pytest.fixture
+def program(worker: Callable[..., Worker], database: str, key: Key) -> Callable[[str], Worker]:
+    return lambda code: worker("-W", "error", "-c", START + code, database, *map(str, key))
+
+
+def is_released(database: str, key: Key) -> bool:
+    """The term was marked as over, and nothing is left on the server."""
+    eventually_sync(lambda: sessions(database) == [])
+    assert lock_holders(database, *key) == []
+    return query(database, "SELECT released_at IS NOT NULL FROM pgelect.token") == [(True,)]
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("raise LookupError", 1),
+        ("threading.Thread(target=time.sleep, args=[0.2]).start()", 0),
+    ],
+    ids=["returns", "exits", "raises", "leaves a thread"],
+)
+def test_the_end_of_the_program_releases_the_lock(
+    database: str, key: Key, program: Callable[[str], Worker], end: str, status: int
+) -> None:
+    one = program(f"lock.start(); lock.wait_for_leadership(20)\n{end}")
+    assert one.wait() == status
+    assert is_released(database, key)
+    assert one.lines == ["told released"]
+    assert [
+        line for line in one.errors if "LookupError" not in line and "File" not in line and "Trace" not in line
+    ] == []
+
+
+def test_ctrl_c_in_a_duty_releases_the_lock_and_is_raised(
+    database: str, key: Key, program: Callable[[str], Worker]
+) -> None:
+    one = program("""
+with lock:
+    lock.lead(lambda term: (print("leads"), time.sleep(60)))
+""")
+    one.wait_line("leads", 20)
+    one.signal(signal.SIGINT)
+    assert one.wait() == -signal.SIGINT
+    assert is_released(database, key)
+    assert one.errors[-1] == "KeyboardInterrupt"
+
+
+def test_ctrl_c_while_another_leads_ends_the_wait(database: str, key: Key, program: Callable[[str], Worker]) -> None:
+    first = program("with lock: lock.lead(lambda term: (print('leads'), term.ended.wait()))")
+    first.wait_line("leads", 20)
+    second = program("with lock: print('waits'); lock.lead(print)")
+    second.wait_line("waits", 20)
+    second.signal(signal.SIGINT)
+    assert second.wait() == -signal.SIGINT
+    assert len(sessions(database)) == 1, "that of the leader"
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+def test_a_signal_handler_may_shut_the_lock_down(
+    database: str, key: Key, program: Callable[[str], Worker], at_work: bool
+) -> None:
+    work = "lock.lead(lambda term: (print('leads'), term.ended.wait(60)))" if at_work else "lock.run()"
+    start = "with lock:" if at_work else "lock.on_acquired(lambda: print('leads'))\nif True:"
+    one = program(f"""
+signal.signal(signal.SIGTERM, lambda number, frame: lock.shutdown())
+{start}
+    {work}
+print("out")
+""")
+    one.wait_line("leads", 20)
+    one.signal(signal.SIGTERM)
+    assert one.wait() == 0
+    assert "out" in one.lines
+    assert is_released(database, key)
+
+
+def test_a_lock_made_before_a_fork_may_be_started_in_each_child(
+    database: str, key: Key, program: Callable[[str], Worker]
+) -> None:
+    """As under a pre-fork server, whose workers load the application once, in their parent."""
+    one = program("""
+children = []
+for _ in range(3):
+    if not (pid := os.fork()):
+        with lock:
+            print(json.dumps({"token": lock.wait_for_leadership(20).token, "identity": lock.identity}))
+        sys.exit(0)
+    children.append(pid)
+statuses = [os.waitpid(pid, 0)[1] for pid in children]
+print(json.dumps({"statuses": statuses, "state": lock.state}))
+""")
+    assert one.wait(40) == 0
+    *led, parent = one.events
+    assert parent == {"statuses": [0, 0, 0], "state": "stopped"}
+    assert len({each["token"] for each in led}) == 3
+    assert len({each["identity"] for each in led}) == 3
+    assert is_released(database, key)
+
+
+def test_a_fork_of_a_program_that_leads_is_inert(database: str, key: Key, program: Callable[[str], Worker]) -> None:
+    one = program("""
+lock.start()
+lock.wait_for_leadership(20)
+if not (pid := os.fork()):
+    print(json.dumps({"leads": lock.is_leader, "state": lock.state}))
+    for call in (lock.start, lock.step_down, lock.shutdown, lambda: lock.lead(print)):
+        try:
+            call()
+        except Exception as error:
+            print(type(error).__name__)
+    sys.exit(0)
+print(os.waitpid(pid, 0)[1], lock.is_leader)
+""")
+    assert one.wait(20) == 0
+    assert one.events == [{"leads": False, "state": "stopped"}]
+    assert one.lines.count("ForkedError") == 4
+    assert one.lines[-2:] == ["0 True", "told released"]
+    assert is_released(database, key)
