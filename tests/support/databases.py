@@ -8,12 +8,17 @@ from pgelect.testing import Postgres
 from tests.support.server import Session, query, sessions
 from tests.support.waiting import eventually_sync
 
+STRATEGIES_FROM = 15
+"""The first version of PostgreSQL that can be told how to copy a database."""
+
 
 @contextmanager
 def fresh_database(server: Postgres, encoding: str | None = None) -> Iterator[str]:
     """Make an empty database and yield its connection string; at the end no session of pgelect may remain in it."""
     name = f"test_{secrets.token_hex(6)}"
     options = "" if encoding is None else f"ENCODING '{encoding}' LOCALE 'C'"
+    if server.version >= STRATEGIES_FROM:
+        options += " STRATEGY FILE_COPY"  # half the work of the default, where nothing is durable
     query(server.dsn(), f"CREATE DATABASE {name} TEMPLATE template0 {options}")
     dsn = server.dsn(name)
     try:
