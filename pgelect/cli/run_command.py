@@ -33,6 +33,8 @@ class CommandError(Exception):
         why = os.strerror(number)
         if number == errno.ENOENT:
             why = "there is no such command" if which(name) is None else "the interpreter that it names does not exist"
+        elif number == errno.ECHILD:
+            why = "the process that was to start it was killed"
         super().__init__(f"cannot start {name!r}: {why}")
 
 
@@ -148,11 +150,13 @@ class Command:
 
     async def _begin(self, name: str) -> None:
         word, _, value = (await self._line() or "").partition(" ")
+        if word == "forked":
+            self._pid = int(value)
+            word, _, value = (await self._line() or "started").partition(" ")  # nothing: gone() sees why
         if word == "late":
             raise TooLateError
         if word != "started":
             raise CommandError(name, int(value or errno.ECHILD))
-        self._pid = int(value)
 
     async def _line(self) -> str | None:
         """Wait for the next word of the keeper; None when there will be none."""

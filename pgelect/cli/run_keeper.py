@@ -13,9 +13,10 @@ Where the keeper is killed itself, Linux kills the command (PR_SET_PDEATHSIG), a
 The channel is a socket; ``run`` alone has its other end. Both sides write lines:
 
     run:     until T | signal N | stop GRACE_S     T: a reading of the clock below; stop: the shortest grace counts
-    keeper:  started PID | failed ERRNO | late | exited STATUS | ended STATUS | gone
+    keeper:  forked PID | started | failed ERRNO | late | exited STATUS | ended STATUS | gone
 
-Late: trust had run out before the command was started. Exited: by itself; ended: it was asked to. STATUS is as
+Forked: its group is known, and only now it begins, so that nothing can run that nobody would end. Late: trust had run
+out before that. Exited: by itself; ended: it was asked to. STATUS is as
 subprocess has it, -N for signal N.
 """
 
@@ -28,6 +29,10 @@ import select
 import signal
 import sys
 import time
+
+TYPE_CHECKING = False  # as type checkers know it; typing would take its time to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _CLOCK = getattr(time, "CLOCK_MONOTONIC" if sys.platform == "darwin" else "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
@@ -70,12 +75,12 @@ class Keeper:
             self._tell("late")
             return
         try:
-            self._pid = start(command)
+            self._pid = start(command, lambda pid: self._tell(f"forked {pid}"))
         except OSError as error:
             self._tell(f"failed {error.errno}")
             return
         self._running = True
-        self._tell(f"started {self._pid}")
+        self._tell("started")
         while self._is_left():
             watched = [woken] if self._orphaned else [woken, self._channel]
             ready, _, _ = select.select(watched, [], [], self._patience_s())
@@ -147,20 +152,24 @@ class Keeper:
             os.write(self._channel, f"{line}\n".encode())
 
 
-def start(command: list[str]) -> int:
+def start(command: list[str], forked: Callable[[int], None]) -> int:
     """Start the command as the first of a group of its own; return its pid, which is the number of the group.
+
+    It begins when ``forked`` has been told of the pid.
 
     Raises:
         OSError: it cannot be executed.
     """
     parent = os.getpid()
     problem, tell = os.pipe()  # closed by a successful exec
+    begin, let_begin = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
+            os.close(let_begin)
             os.setpgid(0, 0)
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it died just before
+            if not os.read(begin, 1) or os.getppid() != parent:  # it died meanwhile
                 os._exit(1)
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
                 signal.signal(number, signal.SIG_DFL)
@@ -170,6 +179,10 @@ def start(command: list[str]) -> int:
         finally:
             os._exit(127)
     os.close(tell)
+    os.close(begin)
+    forked(pid)
+    os.write(let_begin, b"!")
+    os.close(let_begin)
     said = os.read(problem, 16)
     os.close(problem)
     if said:

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from pgelect import LockKey, Term
+from pgelect.cli import run_keeper
 from pgelect.cli.run_campaign import environment_of
 from pgelect.cli.run_command import Command, CommandError, TooLateError
 from pgelect.cli.run_keeper import now
@@ -171,3 +172,29 @@ def test_the_environment_says_which_term_it_works_for_and_nothing_of_an_outer_on
         "PGELECT_HOLDER": "me",
         "PGELECT_ACQUIRED_AT": "2026-01-02T00:00:00Z",
     }
+
+
+@pytest.mark.parametrize("forked", [True, False])
+async def test_a_keeper_that_is_killed_at_the_start_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: bool
+) -> None:
+    """Holds off a command that runs on because its pid was not known yet."""
+    told, keeper = tmp_path / "told", tmp_path / "keeper.py"
+    keeper.write_text(f"""
+import os, subprocess, sys
+if {forked}:
+    command = subprocess.Popen(["sleep", "100"], process_group=0)
+    os.write(int(sys.argv[1]), f"forked {{command.pid}}\\n".encode())
+    print(command.pid, file=open({str(told)!r}, "w"))
+os.kill(os.getpid(), 9)
+""")
+    monkeypatch.setattr(run_keeper, "__file__", str(keeper))
+    starting = Command.start(["sleep", "100"], os.environ, trusted_until=LATER, grace_s=30.0, loss_grace_s=30.0)
+    if not forked:
+        with pytest.raises(CommandError, match="was killed"):
+            await starting
+        return
+    command = await starting
+    assert await command.gone() == -signal.SIGKILL
+    assert str(command.pid) == await said(told)
+    await eventually(lambda: is_gone(command.pid))
