@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+JOIN_WITHIN_S = 1.0
+"""An idle thread ends within a moment; nobody waits longer than this for one in which a function hangs."""
+
 
 class CallbackThread:
     """Runs what it is handed, one after another. A daemon: a function that hangs keeps no program alive."""
@@ -21,8 +24,10 @@ class CallbackThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after what was handed over; wait for nothing."""
+        """End after what was handed over; wait for that for a moment."""
         self._calls.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(JOIN_WITHIN_S)
 
     async def call(self, function: Callable[..., object], *arguments: object) -> None:
         """Run that in the thread, with the context of the caller; raise what it raises.
