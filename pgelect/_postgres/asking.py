@@ -80,8 +80,11 @@ async def asking(conn: AsyncConnection[Any], doing: str, *, own: bool, writing: 
         return
     if conn.pgconn.pipeline_status != pq.PipelineStatus.OFF:
         raise PgElectError(f"{doing} needs a connection that is not in pipeline mode")
+    status = conn.info.transaction_status
+    if status == pq.TransactionStatus.INERROR:  # else older psycopg counts a block that cannot begin as open, for ever
+        raise PgElectError(f"{doing} needs {_IN_THE_WAY['25P02']}")
     try:
-        idle = conn.info.transaction_status == pq.TransactionStatus.IDLE
+        idle = status == pq.TransactionStatus.IDLE
         async with conn.transaction():
             if idle:
                 await _our_way(conn, writing=writing)

@@ -118,9 +118,15 @@ async def _connection(
         )
         empty_frames(error)
     except (psycopg.Error, OSError) as error:
-        problem = SessionLostError("connect", f"cannot connect: {one_line(error, secrets_of(dsn))}")
+        problem = SessionLostError("connect", f"cannot connect: {_with_host(one_line(error, secrets_of(dsn)), dsn)}")
         empty_frames(error)
     raise problem
+
+
+def _with_host(text: str, dsn: str) -> str:
+    """Name the host where nothing does: psycopg before 3.3 passes on what the system says, without the name."""
+    hosts = str(conninfo_to_dict(dsn).get("host") or "")
+    return text if not hosts or any(host in text for host in hosts.split(",")) else f"{text} (host {hosts})"
 
 
 async def _in_utf8(conn: AsyncConnection[Any]) -> AsyncConnection[Any]:

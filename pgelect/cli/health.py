@@ -4,6 +4,7 @@ Of a process: whether its health endpoint says yes. Of a lock: whether it has a 
 within its lease. Exit codes: 0 yes, 1 no (a process that does not answer is not healthy), 3 the server is away.
 """
 
+from math import isnan
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -51,6 +52,8 @@ def health(
       pgelect health invoices
     """  # noqa: D301 -- the mark by which the lines of a help text are kept apart
     by_name = any(given is not None for given in (name, key1, key2))
+    if isnan(timeout):  # which is neither too small nor too large
+        raise typer.BadParameter("it must be a number of seconds", param_hint="'--timeout'")
     if (http_port is not None) + (url is not None) + by_name != 1:
         raise typer.BadParameter("say what to ask: --http-port or --url for a process, or the NAME of a lock")
     if ready and by_name:
