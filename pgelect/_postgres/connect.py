@@ -118,7 +118,9 @@ async def _connection(
         )
         empty_frames(error)
     except (psycopg.Error, OSError) as error:
-        problem = SessionLostError("connect", f"cannot connect: {_with_host(one_line(error, secrets_of(dsn)), dsn)}")
+        problem = SessionLostError(
+            "connect", f"cannot connect: {one_line(_with_host(str(error), dsn), secrets_of(dsn))}"
+        )
         empty_frames(error)
     raise problem
 
