@@ -6,7 +6,9 @@ import asyncio
 import contextvars
 import threading
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pgelect._engine.futures import outlast, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,26 +50,11 @@ class CallbackThread:
                 error = RuntimeError(f"{type(raised).__name__} ends a program in its main thread only")
                 error.__cause__ = raised
             if not loop.is_closed():
-                loop.call_soon_threadsafe(_settle, done, error)
+                loop.call_soon_threadsafe(settle, done, None, error)
 
         self._calls.put(run)
-        cancelled = False
-        while not done.done():
-            try:
-                await asyncio.wait({done})
-            except asyncio.CancelledError:
-                cancelled = True
-        done.result()
-        if cancelled:
-            raise asyncio.CancelledError
+        await outlast(done)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-
-
-def _settle(done: asyncio.Future[Any], error: Exception | None) -> None:
-    if error is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pgelect._engine.futures import settle
+from pgelect._engine.futures import outlast, settle
 from pgelect._engine.term import working_for
 
 if TYPE_CHECKING:
@@ -69,19 +69,19 @@ class Turn(Generic[T]):
         self.term = term
         self._life = working_for()
         self._loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[None] = self._loop.create_future()
-        self._value: T | None = None
-        self._error: Exception | None = None
+        self._done: asyncio.Future[T | None] = self._loop.create_future()
 
     def run(self, work: Callable[[], T]) -> None:
         """Do it, in the calling thread; what it raises is for whoever awaits the turn, unless it ends the program."""
+        value: T | None = None
+        error: Exception | None = None
         try:
             with self.working():
-                self._value = work()
-        except Exception as error:  # noqa: BLE001 -- it is raised where the turn is awaited
-            self._error = error
+                value = work()
+        except Exception as raised:  # noqa: BLE001 -- it is raised where the turn is awaited
+            error = raised
         finally:
-            self.finish()
+            self.finish(value, error)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -92,26 +92,16 @@ class Turn(Generic[T]):
             with self._life.worked_for():
                 yield
 
-    def finish(self) -> None:
-        """Tell the loop that it is done; safe from any thread, and twice."""
-        self._loop.call_soon_threadsafe(settle, self._done)
+    def finish(self, value: T | None = None, error: Exception | None = None) -> None:
+        """Tell the loop that it is done; safe from any thread. The first time counts."""
+        self._loop.call_soon_threadsafe(settle, self._done, value, error)
 
     async def over(self) -> T | None:
         """Wait until it is done; return what it returned, or raise what it raised.
 
         A cancel is raised then, not before: the term is not drained while the thread works.
         """
-        cancelled = False
-        while not self._done.done():
-            try:
-                await asyncio.wait({self._done})
-            except asyncio.CancelledError:
-                cancelled = True
-        if self._error is not None:
-            raise self._error
-        if cancelled:
-            raise asyncio.CancelledError
-        return self._value
+        return await outlast(self._done)
 
 
 class Turns(Generic[T]):

@@ -1,14 +1,36 @@
-"""Waking somebody who may have been woken, or may have gone, already."""
+"""Futures that several may settle, and that are waited for to the end."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    import asyncio
+T = TypeVar("T")
 
 
-def settle(future: asyncio.Future[None] | None) -> None:
+def settle(future: asyncio.Future[T | None] | None, value: T | None = None, error: Exception | None = None) -> None:
     """Finish a future that is there and still pending, in a loop that can hear of it; otherwise do nothing."""
-    if future is not None and not future.done() and not future.get_loop().is_closed():
-        future.set_result(None)
+    if future is None or future.done() or future.get_loop().is_closed():
+        return
+    if isinstance(error, StopIteration):  # which no future takes; a coroutine that raises it does the same
+        stopped = RuntimeError("raised StopIteration")
+        stopped.__cause__ = error
+        error = stopped
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)
+
+
+async def outlast(future: asyncio.Future[T]) -> T:
+    """Wait for what cannot be cancelled, whatever cancels come; one is raised then, unless the future has an error."""
+    cancelled = False
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError:
+            cancelled = True
+    result = future.result()
+    if cancelled:
+        raise asyncio.CancelledError
+    return result

@@ -53,7 +53,7 @@ PARTS: dict[str, set[str]] = {
         "pgelect.retry",
     },
     "pgelect._loop_thread": {"pgelect._engine.futures"},
-    "pgelect._callback_thread": set(),
+    "pgelect._callback_thread": {"pgelect._engine.futures"},
     "pgelect._sync_settings": {"pgelect._engine.meter", "pgelect._postgres.options", "pgelect.retry"},
     "pgelect._sync_term": {"pgelect._engine"},
     "pgelect._sync_status": {"pgelect._engine", "pgelect._health", "pgelect.lock"},

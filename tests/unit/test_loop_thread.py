@@ -122,6 +122,23 @@ def test_a_turn_that_is_cancelled_waits_for_its_thread(thread: LoopThread) -> No
         job.result()
 
 
+def test_work_that_raises_what_no_future_takes_ends_its_turn(thread: LoopThread) -> None:
+    turns: Turns[None] = Turns()
+    job = thread.begin(lambda: turns.hand_over(term()))
+    next(iter(turns)).run(lambda: next(iter(())))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        job.result()
+
+
+async def test_a_callback_that_raises_what_no_future_takes_is_heard() -> None:
+    worker = CallbackThread("callbacks of a test")
+    try:
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await worker.call(next, iter(()))
+    finally:
+        worker.stop()
+
+
 async def test_callbacks_run_in_order_in_the_context_of_their_caller() -> None:
     worker = CallbackThread("callbacks of a test")
     heard: list[tuple[int, str, str]] = []
