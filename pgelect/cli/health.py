@@ -4,14 +4,13 @@ Of a process: whether its health endpoint says yes. Of a lock: whether it has a 
 within its lease. Exit codes: 0 yes, 1 no (a process that does not answer is not healthy), 3 the server is away.
 """
 
-from math import isnan
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pgelect._engine.model import LockKey
 from pgelect.cli.ending import Code, perform
-from pgelect.cli.options import AsJson, Dsn, Key1, Key2, Name, lock_key
+from pgelect.cli.options import AsJson, Dsn, Key1, Key2, Name, a_number, lock_key
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -33,7 +32,8 @@ def health(
     url: Annotated[str | None, typer.Option("--url", show_default=False, help="The same, as http://host:port.")] = None,
     ready: Annotated[bool, typer.Option("--ready", help="With either: ask /readyz, and not /livez.")] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, max=3600, help="For the endpoint to answer, in seconds.")
+        float,
+        typer.Option("--timeout", min=0.1, max=3600, callback=a_number, help="For the endpoint to answer, in seconds."),
     ] = 3.0,
     dsn: Dsn = "",
     as_json: AsJson = False,
@@ -52,8 +52,6 @@ def health(
       pgelect health invoices
     """  # noqa: D301 -- the mark by which the lines of a help text are kept apart
     by_name = any(given is not None for given in (name, key1, key2))
-    if isnan(timeout):  # which is neither too small nor too large
-        raise typer.BadParameter("it must be a number of seconds", param_hint="'--timeout'")
     if (http_port is not None) + (url is not None) + by_name != 1:
         raise typer.BadParameter("say what to ask: --http-port or --url for a process, or the NAME of a lock")
     if ready and by_name:

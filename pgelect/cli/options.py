@@ -4,6 +4,7 @@ A command takes them as types, ``def status(dsn: Dsn = "", name: Name = None, ke
 without ``from __future__ import annotations``: typer looks at what the annotations are.
 """
 
+from math import isnan
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -50,6 +51,17 @@ Key2: TypeAlias = Annotated[
 def seconds(option: str, text: str) -> Any:
     """Make an option that is a duration; what stands for its default is said in ``text``."""
     return typer.Option(option, metavar="SECONDS", show_default=False, help=text)
+
+
+def a_number(value: float) -> float:
+    """Refuse what is no number, which is neither below the least of an option nor above its greatest.
+
+    Raises:
+        typer.BadParameter: it is "nan".
+    """
+    if isnan(value):
+        raise typer.BadParameter("it must be a number of seconds")
+    return value
 
 
 def lock_key(name: str | None, key1: int | None, key2: int | None) -> LockKey:

@@ -12,7 +12,7 @@ import typer
 
 from pgelect._engine.model import LeaderRecord, LockKey
 from pgelect.cli.ending import perform
-from pgelect.cli.options import AsJson, Dsn, Key1, Key2, Name, lock_key
+from pgelect.cli.options import AsJson, Dsn, Key1, Key2, Name, a_number, lock_key
 from pgelect.cli.step_down_words import Handover, Outcome, words
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ def step_down(
         typer.Option("--token", min=1, show_default=False, help="Only if the leader has this token; else do nothing."),
     ] = None,
     wait: Annotated[
-        float, typer.Option("--wait", min=0, help="How long to wait for the end of the term, in seconds; 0: do not.")
+        float,
+        typer.Option(
+            "--wait", min=0, callback=a_number, help="How long to wait for the end of the term, in seconds; 0: do not."
+        ),
     ] = 15.0,
     dsn: Dsn = "",
     as_json: AsJson = False,
