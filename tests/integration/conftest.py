@@ -1,12 +1,14 @@
-"""Pairs of servers, a primary and its standby, that the tests of one module share; and roles with few rights."""
+"""Pairs of servers, a primary and its standby, that the tests of one module share; a schema; roles with few rights."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
+from pgelect import schema_sql
 from tests.support.replication import VERSIONS, Pair, Pairs, shared_pairs
 from tests.support.roles import Roles
+from tests.support.server import query
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,13 @@ def any_pair(request: pytest.FixtureRequest, pairs: Pairs) -> Iterator[Pair]:
     """On each major version in turn."""
     with pairs.lend(request.param) as pair:
         yield pair
+
+
+@pytest.fixture
+def here(database: str) -> str:
+    """A database with the schema."""
+    query(database, schema_sql())
+    return database
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from datetime import timedelta
 from itertools import pairwise
 
 import psycopg
-import pytest
 
 from pgelect import LockKey, schema_sql
 from pgelect.observe import TermEnding, TermRecord, get_history
@@ -17,13 +16,6 @@ from tests.support.server import lock_holders, query, terminate
 from tests.support.waiting import POLL_S, eventually, scaled
 
 Key = tuple[int, int]
-
-
-@pytest.fixture
-def here(database: str) -> str:
-    """A database with the schema."""
-    query(database, schema_sql())
-    return database
 
 
 def endings(terms: list[TermRecord]) -> list[tuple[int, str | None]]:

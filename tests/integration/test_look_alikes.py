@@ -6,7 +6,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from pgelect import LockKey, schema_sql
+from pgelect import LockKey
 from pgelect.observe import get_leader
 from pgelect.testing import Postgres
 from tests.support.databases import fresh_database
@@ -16,13 +16,6 @@ from tests.support.waiting import eventually
 
 Key = tuple[int, int]
 WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-
-
-@pytest.fixture
-def here(database: str) -> str:
-    """A database with the schema."""
-    query(database, schema_sql())
-    return database
 
 
 @pytest.fixture

@@ -37,13 +37,6 @@ def installed(any_database: str) -> str:
     return any_database
 
 
-@pytest.fixture
-def here(database: str) -> str:
-    """The same on the default server."""
-    query(database, schema_sql())
-    return database
-
-
 # What is told
 
 
