@@ -32,12 +32,13 @@ async def aside(work: Callable[[], T], name: str, *, then: Callable[[], object] 
 
     def run() -> None:
         try:
-            result = work()
+            try:
+                result = work()
+            finally:
+                then()
         except BaseException as error:  # noqa: BLE001 -- raised where it is waited for
-            then()
             future.set_exception(error)
         else:
-            then()
             future.set_result(result)
 
     try:

@@ -16,8 +16,7 @@ The channel is a socket; ``run`` alone has its other end. Both sides write lines
     keeper:  forked PID | started | failed ERRNO | late | exited STATUS | ended STATUS | gone
 
 Forked: its group is known, and only now it begins, so that nothing can run that nobody would end. Late: trust had run
-out before that. Exited: by itself; ended: it was asked to. STATUS is as
-subprocess has it, -N for signal N.
+out before that. Exited: by itself; ended: it was asked to. STATUS is as subprocess has it, -N for signal N.
 """
 
 from __future__ import annotations
