@@ -67,7 +67,8 @@ async def test_a_leader_that_asks_too_seldom_loses_the_session_in_time_and_recov
     async with Elector(proxy.dsn(database), key, **ASKS_SELDOM, reconnect_grace_s=grace_s) as a:
         term = await a.leads()
         (ghost,) = lock_holders(database, *key)
-        tasks = len(asyncio.all_tasks())
+        await eventually(lambda: "_listen" in tasks(), message="it listens: there is nothing else to do for now")
+        at_rest = tasks()
         proved_at = a.lock._runner.snapshot.proved_at
         proxy.forget_idle(FORGETS_AFTER_S, how)
         await eventually(lambda: proxy.total_forgotten == 1, message="the flow is forgotten")
@@ -86,7 +87,11 @@ async def test_a_leader_that_asks_too_seldom_loses_the_session_in_time_and_recov
             assert a.tokens("lost") == [term.token]
         await eventually(lambda: ghost not in lock_holders(database, *key), message="the ghost does not hold the lock")
         await eventually(lambda: [one.pid for one in sessions(database)] == lock_holders(database, *key))
-        await eventually(lambda: len(asyncio.all_tasks()) == tasks, message="no task of the lost session is left")
+        await eventually(lambda: tasks() == at_rest, message="no task of the lost session is left")
+
+
+def tasks() -> list[str]:
+    return sorted(task.get_coro().__qualname__ for task in asyncio.all_tasks())  # type: ignore[union-attr]
 
 
 async def test_a_rival_leads_only_when_the_forgotten_leader_has_given_up(
