@@ -77,7 +77,12 @@ def test_a_second_signal_does_not_wait_for_the_grace(run: Run) -> None:
 
 
 def test_other_signals_are_passed_on(run: Run) -> None:
-    one = run("job", shell=f"trap 'echo hup' HUP; trap 'echo usr1' USR1; trap 'kill $child; exit 0' USR2; {PATIENT}")
+    ours = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and so it would be in the command
+    try:
+        traps = "trap 'echo hup' HUP; trap 'echo usr1' USR1; trap 'kill $child; exit 0' USR2"
+        one = run("job", shell=f"{traps}; {PATIENT}")
+    finally:
+        signal.signal(signal.SIGHUP, ours)
     leads(one)
     for number, word in ((signal.SIGHUP, "hup"), (signal.SIGUSR1, "usr1")):
         one.signal(number)
