@@ -29,6 +29,7 @@ from pgelect.errors import (
     UnsupportedServerError,
 )
 from pgelect.fencing import guard_table, install, schema_sql, schema_version, unguard_table
+from pgelect.group import GroupState, LeaderGroup
 from pgelect.lock import LeaderLock
 from pgelect.observe import (
     ChangeKind,
@@ -57,8 +58,10 @@ __all__ = [
     "FenceBusyError",
     "FixedInterval",
     "ForkedError",
+    "GroupState",
     "Health",
     "KeyCollisionError",
+    "LeaderGroup",
     "LeaderLock",
     "LeaderRecord",
     "LeadershipChange",

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pgelect._engine.model import LockKey, LockState
+    from pgelect._group.state import GroupState
 
 __all__ = [
     "ConfigurationError",
@@ -156,10 +157,10 @@ class NotLeaderError(PgElectError):
 
     Attributes:
         key: the key of the lock.
-        state: the state the lock was in.
+        state: the state the lock, or the group, was in.
     """
 
-    def __init__(self, key: LockKey, state: LockState, detail: str = "") -> None:
+    def __init__(self, key: LockKey, state: LockState | GroupState, detail: str = "") -> None:
         self.key = key
         self.state = state
         super().__init__(

@@ -91,6 +91,13 @@ class Dispatcher:
         self._owner_pid = os.getpid()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="pgelect-callbacks")
 
+    def reopen(self) -> bool:
+        """Go on after ``finish()``, while what was posted before is being told; False: it has ended, or not begun."""
+        if self._task is None or self._task.done() or self._killed:
+            return False
+        self._closing = False
+        return True
+
     def post(self, hook: Hook, *arguments: object, life: TermLife | None = None) -> None:
         """Queue a callback."""
         if life is None and (self._exiting or not self._callbacks[hook]):

@@ -3,21 +3,60 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pgelect.errors import PgElectError, ShutdownError
 
 if TYPE_CHECKING:
-    from pgelect._engine.runner import Runner
+    from pgelect._engine.settings import Settings
 
 UNLOCK_RESERVE_S = 1.0
 """Of the timeout, this much (at most a quarter) is kept for unlocking after the drain."""
 
 
+class Ending(Protocol):
+    """What can be shut down: the runner of a lock, or of a group."""
+
+    settings: Settings
+    killed: asyncio.Event
+
+    @property
+    def in_callback(self) -> bool:
+        """The running task is a callback, or one that a callback made."""
+
+    @property
+    def is_called_by_work(self) -> bool:
+        """The running task works for a term, or is a callback."""
+
+    @property
+    def running(self) -> bool:
+        """Started, and not stopped since."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Its task has not ended yet."""
+
+    @property
+    def duty_left(self) -> bool:
+        """Work for a term has still not stopped."""
+
+    def post_shutdown(self, drain_s: float, close_s: float) -> None:
+        """Ask it to stop."""
+
+    async def stopped(self, *, with_callbacks: bool) -> None:
+        """Wait until it has."""
+
+    async def duty_ended(self) -> None:
+        """Wait until nobody works for a term any more."""
+
+    def kill(self) -> None:
+        """Stop at once."""
+
+
 _endings: set[asyncio.Task[None]] = set()  # the event loop itself keeps only weak references
 
 
-async def shut_down(runner: Runner, timeout_s: float) -> None:
+async def shut_down(runner: Ending, timeout_s: float) -> None:
     """Stop the runner. A cancel is raised after the clean-up; a second one has the link dropped at once.
 
     A cancel that the caller is already on its way out with, such as through ``async with``, is the first.
@@ -25,7 +64,7 @@ async def shut_down(runner: Runner, timeout_s: float) -> None:
     Raises:
         ShutdownError: not within ``timeout_s``, or the duty has not stopped; the link was dropped.
     """
-    in_callback, in_work, running = runner.dispatcher.inside(), runner.is_called_by_work, runner.running
+    in_callback, in_work, running = runner.in_callback, runner.is_called_by_work, runner.running
     reserve_s = min(UNLOCK_RESERVE_S, timeout_s / 4)
     drain_s = min(runner.settings.drain_timeout_s, timeout_s - reserve_s)
     runner.post_shutdown(drain_s, reserve_s)
@@ -58,7 +97,7 @@ def _ended(ending: asyncio.Task[None]) -> None:
         ending.exception()  # seen: whoever was cancelled hears of the cancel instead
 
 
-async def _end(runner: Runner, timeout_s: float, duty_s: float | None, *, with_callbacks: bool) -> None:
+async def _end(runner: Ending, timeout_s: float, duty_s: float | None, *, with_callbacks: bool) -> None:
     loop = asyncio.get_running_loop()
     begun_at = loop.time()
     stopped = loop.create_task(runner.stopped(with_callbacks=with_callbacks))
@@ -72,12 +111,12 @@ async def _end(runner: Runner, timeout_s: float, duty_s: float | None, *, with_c
         raise ShutdownError(timeout_s, why)
 
 
-async def _see_duty_end(runner: Runner, within_s: float) -> None:
+async def _see_duty_end(runner: Ending, within_s: float) -> None:
     """Wait for what a stop without a release left: the session was lost, so the lock is free, but a duty cleans up."""
-    if runner.life is None or within_s <= 0:
+    if within_s <= 0:
         return
     loop = asyncio.get_running_loop()
-    waiting = {loop.create_task(runner.life.drained()), loop.create_task(runner.killed.wait())}
+    waiting = {loop.create_task(runner.duty_ended()), loop.create_task(runner.killed.wait())}
     try:
         await asyncio.wait(waiting, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -85,7 +124,7 @@ async def _see_duty_end(runner: Runner, within_s: float) -> None:
             task.cancel()
 
 
-def _waiting_for(runner: Runner) -> str:
+def _waiting_for(runner: Ending) -> str:
     """Say what a shutdown that takes too long is waiting for."""
     if runner.duty_left:
         return "a duty or an on_acquired callback that has not stopped"

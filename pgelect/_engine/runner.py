@@ -20,6 +20,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from pgelect._engine import events as ev
+from pgelect._engine.answers import Answers
 from pgelect._engine.causes import cause_of
 from pgelect._engine.ending import ended_from_outside
 from pgelect._engine.futures import settle
@@ -30,7 +31,7 @@ from pgelect._engine.machine import step
 from pgelect._engine.meter import Meter
 from pgelect._engine.model import LockState
 from pgelect._engine.performer import Performer
-from pgelect._engine.state import Machine, Pulse, Snapshot
+from pgelect._engine.state import Machine, Snapshot
 from pgelect._engine.tenure import Tenure
 from pgelect.errors import ConnectionError, SessionLostError  # noqa: A004 -- ours on purpose
 
@@ -49,7 +50,7 @@ CLOSE_WITHIN_S = 1.0
 """An orderly close may cancel a wait on the server; after this long the link is dropped instead."""
 
 
-class Runner:
+class Runner(Answers):
     """Runs one lock from start to stop, any number of times."""
 
     def __init__(
@@ -85,35 +86,6 @@ class Runner:
         self._close_within_s = CLOSE_WITHIN_S
 
     # -- what the lock calls -------------------------------------------------------------------------------------------
-
-    def is_trusted(self, number: int | None = None) -> bool:
-        """Tell whether this process leads at this instant (and in the term of that number)."""
-        seen = self.snapshot
-        return (
-            seen.state is LockState.LEADER
-            and (number is None or number == seen.number)
-            and self._clock.now() < seen.trusted_until
-            and self._is_ours
-        )
-
-    def is_trusted_within(self, seconds: float) -> bool:
-        """Tell whether this process leads and the last proof was sent no longer ago than that."""
-        proved_at = self.snapshot.proved_at
-        return self._clock.now() - proved_at <= seconds and self.is_trusted()
-
-    def trust_left_s(self) -> float:
-        """Say for how many seconds the last proof can still be trusted; 0 while this process does not lead."""
-        return max(0.0, self.snapshot.trusted_until - self._clock.now()) if self.is_trusted() else 0.0
-
-    def pulse(self) -> Pulse:
-        """Tell what its health is judged by."""
-        return Pulse(
-            now=self._clock.now(),
-            due_at=self._machine.deadline,
-            connected=self._machine.connected,
-            trouble=self._journal.trouble,
-            trouble_since=self._journal.trouble_since,
-        )
 
     @property
     def failure(self) -> Exception | None:
@@ -186,10 +158,20 @@ class Runner:
         """Work for the last term has still not stopped."""
         return self.life is not None and self.life.busy
 
+    async def duty_ended(self) -> None:
+        """Wait until nobody works for the last term any more."""
+        if self.life is not None:
+            await self.life.drained()
+
+    @property
+    def in_callback(self) -> bool:
+        """The running task is a callback, or one that a callback made."""
+        return self.dispatcher.inside()
+
     @property
     def is_called_by_work(self) -> bool:
         """The running task works for the term, or is a callback: what ends the term will cancel it, and wait for it."""
-        return self.dispatcher.inside() or (self.life is not None and self.life.is_worked_for_here)
+        return self.in_callback or (self.life is not None and self.life.is_worked_for_here)
 
     @property
     def life(self) -> TermLife | None:
@@ -382,10 +364,6 @@ class Runner:
     def _seen(self, record: LeaderRecord | None) -> None:
         if record is not None:
             self.record = record
-
-    @property
-    def _is_ours(self) -> bool:
-        return os.getpid() == self.pid
 
     def _task_is_ending(self) -> bool:
         return self._task is None or self._task.cancelling() > 0

@@ -14,7 +14,7 @@ from pgelect._engine.model import Term
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pgelect._engine.model import Grant
+    from pgelect._engine.model import Grant, LockKey
     from pgelect._engine.settings import Settings
 
 _working_for: ContextVar[TermLife | None] = ContextVar("pgelect_term", default=None)
@@ -36,11 +36,13 @@ class TermLife:
         self._tasks: dict[asyncio.Task[Any], None] = {}  # cancelled when the term is over, in order
         self._guests: dict[asyncio.Future[None], asyncio.Task[Any] | None] = {}  # waited for, not cancelled; by whom
 
-    def term(self, grant: Grant, settings: Settings, is_current: Callable[[], bool]) -> Term:
-        """Make what the user sees of it."""
+    def term(
+        self, grant: Grant, settings: Settings, is_current: Callable[[], bool], key: LockKey | None = None
+    ) -> Term:
+        """Make what the user sees of it. ``key``: the lock, if it is another one than that of the settings."""
         return Term(
             token=grant.token,
-            key=settings.key,
+            key=settings.key if key is None else key,
             identity=settings.identity,
             acquired_at=grant.acquired_at,
             metadata=settings.metadata,

@@ -84,7 +84,7 @@ def _say_once(key: LockKey) -> None:
 async def _bring_up_to_date(session: Opened, grant: Grant, deadline: Deadline) -> None:
     """See that the row names this session and the lease in force: a term may go on with others than it began with."""
     options, backend = session.options, session.facts.backend
-    query = _bounded(deadline) + sql.bring_up_to_date(options.key, grant.token, backend, options.lease_s)
+    query = bounded(deadline) + sql.bring_up_to_date(options.key, grant.token, backend, options.lease_s)
     await session.ask(query, deadline, "bringing the token row up to date")
 
 
@@ -113,14 +113,14 @@ async def heed(session: Opened, token: int, deadline: Deadline) -> str | None:
     """
     if not session.facts.announces:
         return None
-    query = _bounded(deadline) + SQL("SELECT pgelect.asked_to_step_down({}, {}::pg_catalog.int8)").format(
+    query = bounded(deadline) + SQL("SELECT pgelect.asked_to_step_down({}, {}::pg_catalog.int8)").format(
         pair(session.options.key), Literal(str(token))
     )
     by = (await session.ask(query, deadline, "looking for a request to step down"))[-1][0][0]
     return None if by is None else str(by)
 
 
-def _bounded(deadline: Deadline) -> Composed:
+def bounded(deadline: Deadline) -> Composed:
     """Bound what follows in the same transaction, well within the deadline: to miss that costs the session."""
     bounds = (("lock_timeout", _LOCK_WAIT_S), ("statement_timeout", _STATEMENT_S))
     settings = [
@@ -139,18 +139,19 @@ def _write_down(
     words = []
     if lost is not None:
         if lost.untold is not None:
-            words.append(_begun(session.options.key, lost.untold))
+            words.append(begun(session.options.key, lost.untold))
         words.append(
             SQL("SELECT pgelect.report_lost({}, {}::pg_catalog.int8, {}, {}::pg_catalog.float8)").format(
                 key, Literal(str(lost.token)), Literal(lost.reason), Literal(str(ago_s))
             )
         )
     if grant is not None:
-        words.append(_begun(session.options.key, grant))
-    return _bounded(deadline) + SQL("; ").join(words)
+        words.append(begun(session.options.key, grant))
+    return bounded(deadline) + SQL("; ").join(words)
 
 
-def _begun(key: LockKey, grant: Grant) -> Composed:
+def begun(key: LockKey, grant: Grant) -> Composed:
+    """Write down that a term has begun, and how the one before it ended."""
     return SQL("SELECT pgelect.announce({}, {}::pg_catalog.int8, {})").format(
         pair(key), Literal(str(grant.token)), _prior(grant.prior)
     )

@@ -158,6 +158,11 @@ class Link:
         finally:
             asking.cancel()
 
+    async def interrupt(self, within_s: float) -> None:
+        """Have the server cancel the call in flight, where libpq can do it. The call has to bear that."""
+        if self._pending is not None and not self._dropped and psycopg.capabilities.has_cancel_safe():
+            await self._ask_to_cancel(within_s)
+
     async def _ask_to_cancel(self, within_s: float) -> None:
         try:
             await self.conn.cancel_safe(timeout=max(0.01, within_s))

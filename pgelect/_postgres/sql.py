@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _record_of(row: LiteralString) -> Composed:
+def record_columns(row: LiteralString) -> Composed:
+    """Render the columns that ``record_of`` reads."""
     return SQL(
         "{0}.key1, {0}.key2, {0}.name, {0}.token, {0}.holder, {0}.metadata::pg_catalog.text, "
         "(extract(epoch FROM {0}.acquired_at) * 1000000)::pg_catalog.int8, "
@@ -36,7 +37,7 @@ def _record_of(row: LiteralString) -> Composed:
     ).format(SQL(row))
 
 
-RECORD = _record_of("t")
+RECORD = record_columns("t")
 RECORD_COLUMNS = 12
 # Not pg_control_checkpoint(): that still names the old timeline just after a promotion.
 TIMELINE = SQL(
@@ -242,7 +243,7 @@ def _next_token(options: SessionOptions, facts: Facts) -> Composed:
         pid=Literal(str(facts.backend.pid)),
         start=Literal(facts.backend.started_at.isoformat()),
         record=RECORD,
-        prior=_record_of("prior"),
+        prior=record_columns("prior"),
         repeated=Literal(REPEATED),
     )
 

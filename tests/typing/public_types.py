@@ -23,6 +23,7 @@ from pgelect import (
     DecorrelatedJitter,
     ExponentialBackoff,
     FixedInterval,
+    GroupState,
     Health,
     LeaderLock,
     LeaderRecord,
@@ -329,7 +330,7 @@ def exceptions(error: PgElectError) -> None:
         case StaleTokenError():
             assert_type(error.token, int)
         case NotLeaderError():
-            assert_type(error.state, LockState)
+            assert_type(error.state, LockState | GroupState)
         case PoolerError():
             assert_type(error.mode, str)
         case SchemaError():

@@ -19,7 +19,14 @@ PARTS: dict[str, set[str]] = {
     "pgelect.__main__": {"pgelect.cli"},
     "pgelect.testing": {"pgelect._engine.model", "pgelect._engine.session", "pgelect._engine.clock", "pgelect.errors"},
     "pgelect._engine": {"pgelect.errors", "pgelect.retry"},
-    "pgelect._postgres": {"pgelect._engine.model", "pgelect._engine.session", "pgelect.errors"},
+    "pgelect._group": {"pgelect._engine", "pgelect.errors", "pgelect.retry"},
+    "pgelect._postgres": {
+        "pgelect._engine.model",
+        "pgelect._engine.session",
+        "pgelect._group.session",
+        "pgelect._group.shares",
+        "pgelect.errors",
+    },
     "pgelect.errors": set(),
     "pgelect.retry": {"pgelect.errors"},
     "pgelect.fencing": {"pgelect._engine.model", "pgelect._postgres", "pgelect.errors"},
@@ -52,6 +59,26 @@ PARTS: dict[str, set[str]] = {
         "pgelect.fencing",
         "pgelect.retry",
     },
+    "pgelect._group_partitions": {"pgelect._engine.model"},
+    "pgelect._group_settings": {"pgelect._postgres.options", "pgelect.retry"},
+    "pgelect._group_status": {
+        "pgelect._engine",
+        "pgelect._group",
+        "pgelect._group_partitions",
+        "pgelect.errors",
+        "pgelect.fencing",
+    },
+    "pgelect.group": {
+        "pgelect._callbacks",
+        "pgelect._engine",
+        "pgelect._group",
+        "pgelect._group_partitions",
+        "pgelect._group_settings",
+        "pgelect._group_status",
+        "pgelect._postgres",
+        "pgelect.errors",
+        "pgelect.retry",
+    },
     "pgelect._loop_thread": {"pgelect._engine.futures"},
     "pgelect._callback_thread": {"pgelect._engine.futures"},
     "pgelect._sync_settings": {"pgelect._engine.meter", "pgelect._postgres.options", "pgelect.retry"},
@@ -74,19 +101,21 @@ PARTS: dict[str, set[str]] = {
         "pgelect.retry",
     },
 }
-MAY_NAME_FOR_TYPES = {"pgelect.errors": {"pgelect._engine.model"}}
+MAY_NAME_FOR_TYPES = {"pgelect.errors": {"pgelect._engine.model", "pgelect._group.state"}}
 SURFACE = {
     "pgelect._engine.bounds",
     "pgelect._engine.model",
     "pgelect._health",
     "pgelect.errors",
     "pgelect.fencing",
+    "pgelect.group",
     "pgelect.lock",
     "pgelect.observe",
     "pgelect.retry",
 }
 
 PURE = {f"pgelect._engine.{name}" for name in ("machine", "transitions", "moves", "causes", "state", "events", "model")}
+PURE |= {f"pgelect._group.{name}" for name in ("machine", "transitions", "moves", "shares", "state", "events")}
 NOT_PURE = {"asyncio", "threading", "time", "datetime", "random", "secrets", "logging", "os", "socket", "psycopg"}
 
 REQUIRED = {"psycopg", "tenacity", "typing_extensions"}  # the dependencies at run time; no other at module level
@@ -162,7 +191,8 @@ def test_retry_and_errors_know_no_database_either() -> None:
 def test_the_pure_modules_import_nothing_that_acts_or_tells_the_time(module: str) -> None:
     acting = [found for found in IMPORTS if found.by == module and top(found.of) in NOT_PURE and not found.for_types]
     assert acting == []
-    inside = [found for found in IMPORTS if found.by == module and within(found.of, "pgelect._engine")]
+    engines = {"pgelect._engine", "pgelect._group"}
+    inside = [found for found in IMPORTS if found.by == module and part_of(found.of) in engines]
     assert {found.of for found in inside} <= PURE
 
 
