@@ -65,7 +65,7 @@ class LeaderGroup(GroupStatus[P], Callbacks):
         weight: how much this process is to lead in relation to others: with 2 twice as much as with 1; default 1.
         rebalance_interval_s: how often to look at the whole group at the latest; default 5. Changes of membership are
             usually seen within a second.
-        identity: of this process, as others see it; partitions return to an identity that comes back. By default host
+        identity: of this process, as others see it, and what its preference for partitions is made of; by default host
             name, pid and a random part.
         metadata: a mapping that JSON can carry, shown to observers; default empty.
         health_interval_s: at most this long between two proofs that all locks are held; default 5.

@@ -100,8 +100,10 @@ class Performer:
         self, io: ev.Io, epoch: int, machine: Machine, sent_at: float
     ) -> ev.Event:
         answer_s = max(ANSWER_WITHIN_S, self._settings.proof_timeout_s)
-        proof_s = min(self._settings.proof_timeout_s, machine.trusted_until - sent_at)
-        session = self._sessions.get(epoch)
+        left_s = machine.trusted_until - sent_at
+        proof_s = min(self._settings.proof_timeout_s, left_s)
+        work_s = max(proof_s, left_s - min(self._settings.proof_timeout_s, self._settings.trust_s / 3))
+        session = self._sessions.get(epoch)  # what is not a proof must leave time for the next one
         if session is None:
             raise SessionLostError("closed", "the session was closed before that began")
         match io:
@@ -117,20 +119,19 @@ class Performer:
                 seen = await session.look(known, wait_for, wait_s, proof_s)
                 return ev.Looked(epoch, sent_at, seen.print, seen.view, seen.orphaned, self._settings.trust_s)
             case ev.Take(keys):
-                caught = await session.take(keys, proof_s)
+                caught = await session.take(keys, work_s)
                 retry_s = self._retry_s(caught.failed[0][1]) if caught.failed else 0.0
                 if caught.grants and not caught.failed:
                     self._refusals.reset()
                 return ev.Taken(epoch, caught.grants, caught.held_up, caught.failed, retry_s)
             case ev.Mint(key):
-                # No longer than the others can do without a proof.
-                grant = await session.mint(key, min(proof_s, self._settings.health_interval_s))
+                grant = await session.mint(key, work_s)
                 return ev.Taken(epoch, ((key, grant),))
             case ev.Tell(grants):
                 await session.tell(grants, proof_s)
                 return ev.Told(epoch)
             case ev.Free(tokens):
-                await session.free(tokens, proof_s)
+                await session.free(tokens, work_s)
                 return ev.Freed(epoch, tuple(key for key, _ in tokens))
             case ev.Watch(for_s):
                 await session.watch(for_s)

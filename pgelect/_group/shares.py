@@ -1,13 +1,14 @@
 """Who is to lead how many partitions, and which: pure arithmetic, the same in every member.
 
-Each member aims at ``ceil(partitions * weight / total weight)``. Whoever has more gives up what it prefers least, and
-whoever has less takes what is free, by its preference; nobody gives or takes otherwise. So a change of membership moves
-only what has to move: about one member's share. The shares add up to at least the number of partitions, so for each
-partition that is given up there is room somewhere; and they are rounded up, so nothing flaps at their edges.
+Each member aims at ``ceil(partitions * weight / total weight)``. Whoever has more gives up what it has had for the
+shortest time, and whoever has less takes what is free, by its preference; nobody gives or takes otherwise. So a change
+of membership moves only what has to move: about one member's share. The shares add up to at least the number of
+partitions, so for each partition that is given up there is room somewhere; and they are rounded up, so nothing flaps at
+their edges.
 
 Preference is rendezvous hashing (Thaler and Ravishankar, 1998): every pair of member and partition has a score, and a
-member prefers the partitions with which it scores high. Members that come back under their old identity prefer what
-they had.
+member prefers the partitions with which it scores high. So members that look at the same moment reach for different
+ones, and one that comes back under its old identity reaches for those that it took before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from pgelect._engine.model import LockKey
 
@@ -113,7 +114,7 @@ def plan(
     me: int,
     wanted: Collection[LockKey],
     *,
-    leading: Collection[LockKey],
+    leading: Sequence[LockKey],
     going: Collection[LockKey] = (),
     barred: Collection[LockKey] = (),
     orphaned: bool = False,
@@ -124,7 +125,7 @@ def plan(
         view: the group.
         me: this member's id in it.
         wanted: all partitions, the most preferred first.
-        leading: those that this member leads, or holds without leading yet.
+        leading: those that this member leads, or holds without leading yet; the longest led first.
         going: those that it is giving up, but still holds.
         barred: those that it leaves alone for now.
         orphaned: the member that this one watches has died: take all that is free, whatever the share, at once. What
@@ -132,13 +133,13 @@ def plan(
     """
     shares = shares_of(len(wanted), view.members)
     share = shares.get(me, 0)
-    mine = [*leading, *going]
+    mine = {*leading, *going}
     free = [key for key in wanted if (key.key1, key.key2) not in view.holders and key not in mine and key not in barred]
     most = next((m.most for m in view.members if m.id == me), None)
     limit = share if not orphaned else len(wanted) if most is None else most
     take = tuple(free[: max(0, limit - len(mine))])
     excess = 0 if orphaned else len(leading) - share
-    give = tuple(key for key in reversed(tuple(wanted)) if key in leading)[:excess] if excess > 0 else ()
+    give = tuple(leading[-excess:]) if excess > 0 else ()
     over = _others_over(view, me, wanted, shares)
     return Plan(share, take, give, expecting=over and len(mine) + len(take) < share)
 

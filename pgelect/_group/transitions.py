@@ -115,8 +115,8 @@ def looked(m: Machine, event: Looked, now: float) -> Step:
     if event.view is not None:
         m = replace(m, view=event.view, print=event.print, look_at=now + m.rules.rebalance_interval_s)
     barred = {key: until for key, until in m.barred.items() if now < until}
-    leading = [key for key, held in m.held.items() if held.phase in {Phase.LEADING, Phase.WAITING}]
-    going = [key for key in m.held if key not in leading]
+    leading = [key for key, held in m.held.items() if held.phase in {Phase.LEADING, Phase.WAITING}]  # in that order
+    going = [key for key, held in m.held.items() if held.phase in {Phase.DRAINING, Phase.DRAINED}]
     found = plan(
         m.view, m.me, m.partitions, leading=leading, going=[*going, *m.minting], barred=barred, orphaned=event.orphaned
     )

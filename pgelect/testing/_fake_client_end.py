@@ -113,6 +113,13 @@ class ClientEnd:
         finally:
             self._pending = self._listening = None
 
+    def interrupt(self) -> None:
+        """Have the server cancel what is executed, and nothing else. Never raises."""
+        wire, backend = self._wire, self._backend
+        if wire is not None and backend is not None and not self.dropped:
+            cancel = partial(self._cluster.cancel, backend, hits_next=False)
+            wire.ask(partial(self._cluster.reached, cancel), at_once=True)
+
     async def close(self, within_s: float) -> None:
         """Say goodbye, cancelling what is executed, and wait for the server to agree."""
         try:

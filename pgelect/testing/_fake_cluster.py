@@ -29,6 +29,7 @@ from pgelect.testing._fake_wire import LoopTimers, Timer, Timers
 if TYPE_CHECKING:
     from pgelect._engine.clock import Clock
     from pgelect._engine.model import LockKey
+    from pgelect._group.shares import Member
     from pgelect.testing._fake_wire import Wire
 
 T = TypeVar("T")
@@ -79,6 +80,8 @@ class FakeBackend:
     wait_timer: Timer | None = None
     on_end: list[Callable[[], None]] = field(default_factory=list)
     listens_to: LockKey | None = None
+    member: tuple[LockKey, Member] | None = None
+    """Of a group: its name's key, and what its locks would tell."""
     heard_call: Callable[[], None] | None = None
     """What the client does when it hears a notification."""
 

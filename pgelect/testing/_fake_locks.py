@@ -51,6 +51,10 @@ class Locks(Generic[Owner]):
         """Return whether the owner holds any lock."""
         return any(lock.holder is owner for lock in self._held.values())
 
+    def held(self) -> list[tuple[LockKey, Owner]]:
+        """Return all locks that are held, and by whom."""
+        return [(key, lock.holder) for key, lock in self._held.items()]
+
     def is_queued(self, key: LockKey) -> bool:
         """Return whether anybody waits for the lock."""
         lock = self._held.get(key)

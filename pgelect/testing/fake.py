@@ -11,11 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pgelect.testing._fake_cluster import Cluster
+from pgelect.testing._fake_group import GroupStatements
 from pgelect.testing._fake_news import FakeTerm, News
 from pgelect.testing._fake_statements import Statements
 from pgelect.testing._fake_transactions import FakeSerializationError, FakeTransaction, Tables
 from pgelect.testing._fake_wire import Wire
 from pgelect.testing.fake_client import FakeClient
+from pgelect.testing.fake_group_session import FakeGroupSession
 from pgelect.testing.fake_session import FakeSession
 
 if TYPE_CHECKING:
@@ -88,6 +90,22 @@ class FakeServer:
         stored = self._cluster, self._tables, self._news
         statements = Statements(*stored, key, identity, metadata or {}, lease_s, fencing)
         return FakeSession(statements, new_wire or self.new_wire, self._connect_within_s)
+
+    def group_session(
+        self,
+        *,
+        group: LockKey,
+        identity: str = "fake",
+        metadata: Mapping[str, Any] | None = None,
+        lease_s: float = 15.0,
+        weight: float = 1.0,
+        max_share: int | None = None,
+        new_wire: Callable[[], Wire] | None = None,
+    ) -> FakeGroupSession:
+        """Return a new session of a member of a group, not yet open."""
+        stored = self._cluster, self._tables, self._news
+        server = GroupStatements(*stored, group, identity, metadata or {}, lease_s, weight, max_share)
+        return FakeGroupSession(server, new_wire or self.new_wire, self._connect_within_s)
 
     def client(self, key: LockKey, *, killable: bool = True, new_wire: Callable[[], Wire] | None = None) -> FakeClient:
         """Return a writer's connection, not yet open. ``killable``: whether a mint may end its transactions."""

@@ -17,7 +17,14 @@ LONGEST = 400
 PARTS: dict[str, set[str]] = {
     "pgelect.cli": {"pgelect"},  # anything
     "pgelect.__main__": {"pgelect.cli"},
-    "pgelect.testing": {"pgelect._engine.model", "pgelect._engine.session", "pgelect._engine.clock", "pgelect.errors"},
+    "pgelect.testing": {
+        "pgelect._engine.model",
+        "pgelect._engine.session",
+        "pgelect._engine.clock",
+        "pgelect._group.session",
+        "pgelect._group.shares",
+        "pgelect.errors",
+    },
     "pgelect._engine": {"pgelect.errors", "pgelect.retry"},
     "pgelect._group": {"pgelect._engine", "pgelect.errors", "pgelect.retry"},
     "pgelect._postgres": {

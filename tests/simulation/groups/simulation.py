@@ -1,0 +1,240 @@
+"""One seed of the simulation of groups: trouble, then peace, then one member leaves, then everybody goes home."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from pgelect import GroupState, LockKey
+from pgelect._engine.runner import CLOSE_WITHIN_S
+from pgelect.testing import FakeServer
+from tests.simulation.checks import ViolationError
+from tests.simulation.groups.checks import GroupChecks
+from tests.simulation.groups.nemesis import GroupNemesis
+from tests.simulation.groups.plan import plan_of
+from tests.simulation.groups.process import GroupProcess
+from tests.simulation.loop import SpinError
+from tests.simulation.network import MESSAGE_S
+from tests.simulation.plan import COMMIT_S, FENCE_WAIT_S, RELEASE_WAIT_S, REPLACED_AFTER_S, SLICE_S
+from tests.simulation.simulation import CONNECT_WITHIN_S, TRACE_MAX, FoundError, Outcome
+from tests.simulation.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pgelect.testing._fake_wire import Wire
+    from tests.simulation.groups.process import Pair
+
+STOPS_WITHIN_S = 30.0
+
+
+class GroupSimulation:
+    """One seed."""
+
+    def __init__(self, seed: int) -> None:
+        random.seed(seed)
+        self.seed = seed
+        self.world = World(seed)
+        chance = self.world.chance
+        self.plan = plan_of(chance)
+        self.partitions: list[Pair] = [(7100, number) for number in range(self.plan.partitions)]
+        self.server = FakeServer(
+            wait_slice_s=SLICE_S,
+            fence_wait_s=FENCE_WAIT_S,
+            release_wait_s=RELEASE_WAIT_S,
+            may_terminate=self.plan.may_terminate,
+            client_check_s=self.plan.client_check_s,
+            commit_s=(lambda: chance.random() * COMMIT_S) if self.plan.commits_slowly else None,
+            connect_within_s=CONNECT_WITHIN_S,
+            timers=self.world,
+        )
+        self.cluster = self.server._cluster
+        self.processes: list[GroupProcess] = []
+        self.dead: list[GroupProcess] = []
+        self._lines: list[tuple[float, str, str]] = []
+        self.checks = GroupChecks(self)
+        for number in range(self.plan.members):
+            self._add(f"m{number}")
+        self.world.after_each = self.checks.look
+        self.nemesis = GroupNemesis(self)
+
+    def key_of(self, pair: Pair) -> LockKey:
+        """The key of a partition."""
+        return LockKey(*pair)
+
+    # What the nemesis uses
+
+    def trace(self, who: str, what: str) -> None:
+        """Write down what happened."""
+        self._lines.append((self.world.now(), who, what))
+
+    def replace_later(self, process: GroupProcess) -> None:
+        """Start a new process in the place of one that has ended."""
+        self.world.call_later(
+            self.world.chance.random() * REPLACED_AFTER_S,
+            lambda: None if self.nemesis.at_peace else self._replace(process),
+        )
+
+    def notice_later(self, wire: Wire) -> None:
+        """Have the server's system find out, in time, that nobody is at the other end of a link (tcp_user_timeout)."""
+
+        def notice() -> None:
+            for backend in list(self.cluster.backends.values()):
+                if backend.wire is wire:
+                    self.server.cut_off(backend.id.pid)
+
+        self.world.call_later(2 * self.plan.lease_s, notice)
+
+    # The course of it
+
+    def run(self) -> Outcome:
+        """Run it to its end.
+
+        Raises:
+            FoundError: a promise was broken.
+        """
+        try:
+            self.world.run(until=self.plan.lasts_s)
+            recovered_s = self._make_peace()
+            self._stay_at_peace()
+            self._one_leaves()
+            self._go_home()
+        except (ViolationError, SpinError) as error:
+            raise FoundError(self.seed, str(error), self.readable()) from None
+        except Exception as error:
+            raise FoundError(self.seed, f"{type(error).__name__}: {error}", self.readable()) from error
+        finally:
+            self.world.after_each = lambda: None
+            for process in (*self.processes, *self.dead):
+                process.bury()
+        return Outcome(
+            seed=self.seed,
+            simulated_s=self.world.now(),
+            steps=self.world.steps,
+            terms=self.checks.terms,
+            overlaps=self.checks.overlaps,
+            writes=self.checks.writes,
+            refused=sum(process.refused for process in (*self.processes, *self.dead)),
+            faults=self.nemesis.counts,
+            deposed_by="peace",
+            recovered_s=recovered_s,
+            recovery_bound_s=self.plan.settles_within_s,
+            nearest={"balance after trouble": recovered_s / self.plan.settles_within_s},
+        )
+
+    def readable(self) -> list[str]:
+        """The last lines of the trace."""
+        return [
+            f"plan: {self.plan}",
+            *(f"{at:10.4f}  {who:<8} {what}" for at, who, what in self._lines[-TRACE_MAX:]),
+        ]
+
+    def _make_peace(self) -> float:
+        self.nemesis.stop()
+        self.trace("world", "peace")
+        for process in list(self.processes):
+            if not process.alive or process.has_stopped:
+                self._replace(process)
+            elif process.stopping:
+                self._succeed(process)
+        began = self.world.now()
+        self._wait_for(self._is_balanced, self.plan.settles_within_s, "every partition is led, by who is to lead it")
+        return self.world.now() - began
+
+    def _stay_at_peace(self) -> None:
+        """Nothing changes any more, but for handlers that fail and are tried again elsewhere."""
+        for process in self.processes:
+            process.calm = True
+        self.world.run(until=self.world.now() + 2 * self.plan.lease_s)  # whoever was staying out for a while comes back
+        self._wait_for(self._is_balanced, self.plan.settles_within_s, "it is balanced once more")
+        before = self._tokens()
+        self.world.run(until=self.world.now() + 3 * self.plan.settings["rebalance_interval_s"])
+        if (after := self._tokens()) != before:
+            raise ViolationError(f"partitions move in peace: {before} -> {after}")
+
+    def _one_leaves(self) -> None:
+        running = [process for process in self.processes if process.is_running]
+        if len(running) < 2:
+            return
+        gone = self.world.chance.choice(running)
+        kept = {pair: token for process in running if process is not gone for pair, token in process.claims.items()}
+        if self.world.chance.random() < 0.5:
+            self.trace("world", f"{gone} leaves")
+            gone.command("shutdown", gone.shutdown())
+        else:
+            self.trace("world", f"{gone} dies")
+            gone.kill(without_a_word=False)
+        self.world.run(until=self.world.now() + MESSAGE_S)
+        self._wait_for(self._is_balanced, self.plan.settles_within_s, "the others lead everything, evenly")
+        self.world.run(until=self.world.now() + 2 * self.plan.settings["rebalance_interval_s"])
+        after = self._tokens()
+        moved = {pair: token for pair, token in kept.items() if after.get(pair) != token}
+        if moved:
+            raise ViolationError(f"{gone} left, and what others had moved: {moved}")
+
+    def _tokens(self) -> dict[Pair, int]:
+        return {pair: token for process in self.processes for pair, token in process.claims.items()}
+
+    def _is_balanced(self) -> bool:
+        running = [process for process in self.processes if process.is_running]
+        claims = [process.claims for process in running]
+        if sum(map(len, claims)) != len(self.partitions) or len(self._tokens()) != len(self.partitions):
+            return False
+        total = sum(process.weight for process in running)
+        shares = [-(-len(self.partitions) * process.weight // total) for process in running]
+        return all(len(claim) <= share for claim, share in zip(claims, shares, strict=True))
+
+    def _wait_for(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
+        if not self.world.run(until=self.world.now() + within_s, stop=condition):
+            state = {process.name: (str(process.group.state), sorted(process.claims)) for process in self.processes}
+            raise ViolationError(f"not so within {within_s:g} s: {what}: {state}")
+
+    def _go_home(self) -> None:
+        self.trace("world", "everybody goes home")
+        for process in self.processes:
+            if process.is_running:
+                process.command("shutdown", process.shutdown())
+        at_home = self.world.run(
+            until=self.world.now() + STOPS_WITHIN_S,
+            stop=lambda: all(process.has_stopped for process in self.processes if process.alive),
+        )
+        if not at_home:
+            raise ViolationError("a shutdown does not end")
+        self.world.run(until=self.world.now() + CLOSE_WITHIN_S + MESSAGE_S + 3 * self.plan.lease_s)
+        if left := (*self.server.sessions(), *self.cluster.locks.held()):
+            raise ViolationError(f"sessions and locks are left on the server: {left}")
+        for process in (*self.processes, *self.dead):
+            if process.has_stopped:
+                _check_stopped(process)
+
+    def _add(self, name: str) -> None:
+        self.processes.append(GroupProcess(name, self))
+
+    def _replace(self, process: GroupProcess) -> None:
+        if process in self.processes:
+            self.processes.remove(process)
+            self.dead.append(process)
+            self._succeed(process)
+
+    def _succeed(self, process: GroupProcess) -> None:
+        if not process.has_successor:
+            process.has_successor = True
+            number, _, generation = process.name.partition(".")
+            self._add(f"{number}.{int(generation or 0) + 1}")
+
+
+def _check_stopped(process: GroupProcess) -> None:
+    if process.loop.tasks:
+        raise ViolationError(f"{process}: tasks are left: {process.loop.tasks}")
+    for pair, told in process.told.items():
+        if told[-1][0] == "acquired":
+            raise ViolationError(f"{process}: {pair}: term {told[-1][1]} was never ended")
+    if process.group._runner._performer._sessions:
+        raise ViolationError(f"{process}: sessions are left")
+    if process.group.state is not GroupState.STOPPED or process.group.leading:
+        raise ViolationError(f"{process} has stopped, but says that it is {process.group.state}")
+
+
+def run(seed: int) -> Outcome:
+    """Run one seed."""
+    return GroupSimulation(seed).run()
