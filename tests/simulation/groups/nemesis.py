@@ -134,7 +134,11 @@ class GroupNemesis:
                 if process.is_running and pair not in process.group.partitions:
                     process.group.add(pair)
 
-            self._for_a_while(lambda: process.command("add", add()) and None if process.alive else None)
+            def undo() -> None:
+                if process.alive:
+                    process.command("add", add())
+
+            self._for_a_while(undo)
 
     def fork(self) -> None:
         process = self._process()

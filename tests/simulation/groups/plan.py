@@ -45,8 +45,8 @@ class GroupPlan:
         A lease for a lost member, a retry, two rebalance intervals of looking, drains, and fenced transactions.
         """
         s = self.settings
-        drains = 2 * s["drain_timeout_s"] * 1.5
-        return 3 * self.lease_s + 4 * s["rebalance_interval_s"] + drains + s["takeover_delay_s"] + 8.0
+        within_s: float = 4 * s["rebalance_interval_s"] + 3 * s["drain_timeout_s"] + s["takeover_delay_s"]
+        return within_s + 3 * self.lease_s + 8.0
 
 
 def plan_of(chance: Random) -> GroupPlan:

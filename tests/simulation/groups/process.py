@@ -1,4 +1,4 @@
-"""One simulated process with a LeaderGroup: a handler per partition that writes under its fence, and what it was told."""
+"""One simulated process with a LeaderGroup: handlers that write under their terms' fences, and what it was told."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class GroupProcess:
             weight=self.weight,
             new_wire=self.network.new_wire,
         )
-        group._build(lambda: session(), self.clock)
+        group._build(session, self.clock)
         group.on_acquired(lambda term: self._note("acquired", term))
         group.on_lost(lambda term: self._note("lost", term))
         group.on_released(lambda term: self._note("released", term))
@@ -89,7 +89,8 @@ class GroupProcess:
 
     def fork(self) -> list[str]:
         """Let a child be born and look; return what is wrong with it."""
-        with patch.object(os, "getpid", lambda child=os.getpid() + 1: child):
+        child = os.getpid() + 1
+        with patch.object(os, "getpid", lambda: child):
             if self.group.leading or self.group.state is not GroupState.STOPPED:
                 return ["a forked child says that it leads"]
         return []
