@@ -28,7 +28,8 @@ _GOOD = frozenset({LockState.LEADER, LockState.RELEASING})
 class Journal:
     """Writes the log lines of one lock."""
 
-    def __init__(self, key: LockKey, clock: Clock) -> None:
+    def __init__(self, key: LockKey | str, clock: Clock) -> None:
+        """``key``: of the lock, or what else to call it."""
         self._key = key
         self._clock = clock
         self._warned_of = ""  # the reason of the last transition, if that was a warning

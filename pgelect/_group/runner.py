@@ -54,9 +54,10 @@ class Runner:
         self.stop_reason: Exception | None = None
         self.pid = os.getpid()
         self.killed = asyncio.Event()
-        self.terms = Terms(strategy, clock, drained=self._drained, give_up=self._give_up, report=self._report)
+        self.terms = Terms(strategy, clock, drained=self._drained, give_up=self._give_up, report=self._tell_error)
         self._clock = clock
-        self._journal = Journal(settings.key, clock)
+        self._label = repr(settings.key.name)
+        self._journal = Journal(self._label, clock)
         self._performer = Performer(settings, sessions, strategy, clock)
         self._machine = Machine(rules, partitions)
         self._inbox: deque[ev.Event] = deque()
@@ -141,7 +142,7 @@ class Runner:
         self._journal.started(self.settings.health_interval_s)
         self._first = loop.create_future()
         self.terms.start()
-        self._task = loop.create_task(self._run(), name=f"pgelect-group {self.settings.key}")
+        self._task = loop.create_task(self._run(), name=f"pgelect-group {self._label}")
         await asyncio.wait({self._first})
         if self.failure is not None:
             await self.stopped(with_callbacks=True)
@@ -320,19 +321,19 @@ class Runner:
                 self._log_change(before, after, reason)
                 self.terms.general.post(Hook.STATE_CHANGE, before, after)
             case ev.TermBegan(key, _, grant):
-                log.info("%s: %s: leading (token %d)", self.settings.key, key, grant.token)
+                log.info("%s: %s: leading (token %d)", self._label, key, grant.token)
                 self.terms.tell_begun(key)
             case ev.Drain(key, number):
                 self.terms.drain(key, number)
             case ev.DrainTimedOut(key):
                 log.warning(
                     "%s: the duty of %s did not stop in the time for its drain; the lock is freed while it still runs",
-                    self.settings.key,
+                    self._label,
                     key,
                 )
             case ev.TermEnded(key, _, released, error):
                 level = logging.INFO if released else logging.WARNING
-                log.log(level, "%s: %s: %s", self.settings.key, key, "released" if released else f"lost ({error})")
+                log.log(level, "%s: %s: %s", self._label, key, "released" if released else f"lost ({error})")
                 self.terms.end(key, released=released)
             case ev.AttemptFailed(_, error):
                 self._journal.attempt_failed(error)
@@ -366,13 +367,16 @@ class Runner:
 
     def _report(self, error: Exception) -> None:
         self._journal.attempt_failed(error)
+        self._tell_error(error)
+
+    def _tell_error(self, error: Exception) -> None:
         self.terms.general.post(Hook.ERROR, error)
 
     def _log_change(self, before: GroupState, after: GroupState, reason: str) -> None:
         level = logging.INFO
         if before in {GroupState.MEMBER, GroupState.LEAVING} and after is GroupState.CONNECTING:
             level = logging.WARNING
-        log.log(level, "%s: %s -> %s (%s)", self.settings.key, before.value, after.value, reason)
+        log.log(level, "%s: %s -> %s (%s)", self._label, before.value, after.value, reason)
 
     @property
     def _is_ours(self) -> bool:
