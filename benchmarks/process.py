@@ -68,6 +68,10 @@ class Child:
         """Return the number of events so far, to wait for one after it."""
         return len(self._events)
 
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Return all events of that kind so far."""
+        return [event for event in tuple(self._events) if event["event"] == kind]
+
     def wait_for(
         self, event: str, after: int = 0, within_s: float = ANSWERS_WITHIN_S, *, at_least: float = 0.0
     ) -> dict[str, Any]:

@@ -61,7 +61,9 @@ if TYPE_CHECKING:
     from pgelect._group.events import Effect
 
 POLL_MIN_S, POLL_MAX_S, POLL_GROWTH = 0.05, 0.2, 1.5
-"""While others are about to give up partitions for which there is room here, look after this long, then less often."""
+"""When members have come or gone, more do soon, as in a deployment, and partitions move: look after this long, and then
+less and less often. While others are about to give up partitions for which there is room here, every 0.2 s at least.
+"""
 
 # -- STOPPED and CONNECTING --------------------------------------------------------------------------------------------
 
@@ -112,7 +114,10 @@ def repartition(m: Machine, event: Partitions, _: float) -> Step:
 def looked(m: Machine, event: Looked, now: float) -> Step:
     """All locks are held. Whatever has changed, see what there is to give and to take."""
     m = trust(replace(m, io=None), event.sent_at, event.trust_s)
+    poll_s = 0.0 if m.poll_s * POLL_GROWTH >= m.rules.wait_s else m.poll_s * POLL_GROWTH
     if event.view is not None:
+        if event.view.members != m.view.members:
+            poll_s = POLL_MIN_S
         m = replace(m, view=event.view, print=event.print, look_at=now + m.rules.rebalance_interval_s)
     barred = {key: until for key, until in m.barred.items() if now < until}
     leading = [key for key, held in m.held.items() if held.phase in {Phase.LEADING, Phase.WAITING}]  # in that order
@@ -120,10 +125,9 @@ def looked(m: Machine, event: Looked, now: float) -> Step:
     found = plan(
         m.view, m.me, m.partitions, leading=leading, going=[*going, *m.minting], barred=barred, orphaned=event.orphaned
     )
-    poll_s = 0.0
     if found.expecting:
-        poll_s = min(m.rules.wait_s, POLL_MAX_S, max(POLL_MIN_S, m.poll_s * POLL_GROWTH))
-    m = replace(m, barred=barred, taking=found.take, share=found.share, poll_s=poll_s)
+        poll_s = min(POLL_MAX_S, poll_s or POLL_MAX_S)
+    m = replace(m, barred=barred, taking=found.take, share=found.share, poll_s=min(poll_s, m.rules.wait_s))
     m, giving = drain(m, found.give, now + m.rules.drain_timeout_s, 0.0)
     m, effects = idle(m, now)
     return m, (*giving, *effects)

@@ -83,29 +83,31 @@ class GroupStatements:
         """Try for locks, and mint the tokens of those that are granted."""
         self.check_primary()
         granted = [key for key in keys if self.cluster.locks.try_lock(key, backend)]
-        grants: list[tuple[LockKey, Grant]] = []
         held_up: list[LockKey] = []
         failed: list[tuple[LockKey, Exception]] = []
+        minted: list[tuple[LockKey, Grant]] = []
+        for key in granted:
+            try:
+                self.tables.check_name(key)
+            except KeyCollisionError as error:
+                failed.append((key, error))
+                continue
+            if self.tables.is_free(key):
+                minted.append((key, self._next(backend, key)))
+            else:
+                held_up.append(key)
         try:
-            for key in granted:
-                try:
-                    self.tables.check_name(key)
-                except KeyCollisionError as error:
-                    failed.append((key, error))
-                    continue
-                if self.tables.is_free(key):
-                    grants.append((key, (yield from self._mint(backend, key))))
-                else:
-                    held_up.append(key)
+            yield from self.tables.write_rows(backend, [grant.record for _, grant in minted if grant.record])
         except PgElectError as error:  # a cancel: the whole of it is undone
             failed = [(key, error) for key in granted]
-            grants, held_up = [], []
+            minted, held_up = [], []
         for key, _ in failed:
             self.cluster.locks.unlock(key, backend)
         self.cluster.changed()
-        return Catch(tuple(grants), tuple(held_up), tuple(failed))
+        return Catch(tuple(minted), tuple(held_up), tuple(failed))
 
-    def _mint(self, backend: FakeBackend, key: LockKey) -> Statement[Grant]:
+    def _next(self, backend: FakeBackend, key: LockKey) -> Grant:
+        """Make the row of a new term, and what is told of it."""
         data = self.cluster.data
         last, of_this_timeline, timeline = self.tables.row(key), data.is_of_this_timeline(key), data.timeline
         row = self.tables.next_row(
@@ -116,7 +118,6 @@ class GroupStatements:
             lease_s=self.lease_s,
             backend=backend.id,
         )
-        yield from self.tables.write_row(backend, row)
         clean = timeline == 1 if last is None else last.released_at is not None and of_this_timeline
         return Grant(row.token, row.acquired_at, backend.id, timeline, predecessor_clean=clean, record=row, prior=last)
 
@@ -139,10 +140,8 @@ class GroupStatements:
     def free(self, backend: FakeBackend, tokens: Collection[tuple[LockKey, int]]) -> Statement[bool]:
         """Mark terms as released, but for those whose row is locked, and unlock; whether all had been held."""
         self.check_primary()
-        for key, token in tokens:
-            marked = self.tables.released(key, token) if self.tables.is_free(key) else None
-            if marked is not None:
-                yield from self.tables.write_row(backend, marked, durable=False)
+        marked = [self.tables.released(key, token) for key, token in tokens if self.tables.is_free(key)]
+        yield from self.tables.write_rows(backend, [row for row in marked if row is not None], durable=False)
         freed = [self.cluster.locks.unlock(key, backend) for key, _ in tokens]
         self.cluster.changed()
         return all(freed)

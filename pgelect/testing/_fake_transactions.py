@@ -24,7 +24,7 @@ from pgelect.testing._fake_cluster import Cluster, FakeBackend, Statement, Wait
 from pgelect.testing._fake_data import Commit, Written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 Isolation: TypeAlias = Literal["read committed", "repeatable read", "serializable"]
 ISOLATIONS: tuple[Isolation, ...] = ("read committed", "repeatable read", "serializable")
@@ -239,15 +239,23 @@ class Tables:
 
     def write_row(self, backend: FakeBackend, record: LeaderRecord, *, durable: bool = True) -> Statement[None]:
         """Change the row, which must be free, and commit."""
-        key = LockKey(record.key1, record.key2)
-        self._writers[key] = backend
+        yield from self.write_rows(backend, (record,), durable=durable)
+
+    def write_rows(
+        self, backend: FakeBackend, records: Collection[LeaderRecord], *, durable: bool = True
+    ) -> Statement[None]:
+        """Change several rows, which must be free, in one transaction."""
+        keys = [LockKey(record.key1, record.key2) for record in records]
+        self._writers.update(dict.fromkeys(keys, backend))
         try:
-            takes_s = self.cluster.commit_s() if durable else 0.0
+            takes_s = self.cluster.commit_s() if durable and records else 0.0
             if takes_s > 0:
                 yield Wait(lambda: False, takes_s)
-            self.cluster.data.commit(Commit(row=record), durable=durable)
+            for record in records:
+                self.cluster.data.commit(Commit(row=record), durable=durable)
         finally:
-            del self._writers[key]
+            for key in keys:
+                del self._writers[key]
         self.cluster.changed()
 
     # Rows
