@@ -100,12 +100,13 @@ class PostgresGroupSession(DedicatedSession):
             await self._give_back(deadline)
             return Catch(failed=tuple((key, error) for key in keys))
         by_pair = {(key.key1, key.key2): key for key in keys}
-        granted = {by_pair[pair] for pair in locked}
-        self._holds |= granted
+        ours = set(locked)
+        granted = [key for key in keys if (key.key1, key.key2) in ours]
+        self._holds.update(granted)
         return await self._caught(session, granted, {by_pair[row[0], row[1]]: row for row in rows}, deadline)
 
     async def _caught(
-        self, session: Opened, granted: set[LockKey], rows: dict[LockKey, tuple[Any, ...]], deadline: Deadline
+        self, session: Opened, granted: list[LockKey], rows: dict[LockKey, tuple[Any, ...]], deadline: Deadline
     ) -> Catch:
         grants: list[tuple[LockKey, Grant]] = []
         held_up: list[LockKey] = []
