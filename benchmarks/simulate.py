@@ -3,11 +3,13 @@
     python -m benchmarks.simulate --seeds 2000                 seeds 0 to 1999, on all processors
     python -m benchmarks.simulate --seeds 100000 --from 50000
     python -m benchmarks.simulate --seed 4711                  one seed, with its trace
+    python -m benchmarks.simulate --groups --seeds 1000        groups that share partitions, instead of single locks
     python -m benchmarks.simulate --list                       the deliberate faults it is known to find
     python -m benchmarks.simulate --mutant fence_by_plain_read how many seeds it takes to find one of them
 
 Each seed is one schedule: two to eight processes with real runners, a fake server, a network and a nemesis, all in one
-thread and in simulated time, the same each time. What is checked is said in tests/simulation/checks.py.
+thread and in simulated time, the same each time. What is checked is said in tests/simulation/checks.py, and for groups
+in tests/simulation/groups/checks.py.
 
 Exit code: 0 no violation (or, with --mutant, one was found); 1 a violation (or none); 2 bad arguments.
 """
@@ -23,11 +25,13 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.groups.simulation import GroupSimulation
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.simulation import FoundError, Outcome, Simulation, first_found, run
+from tests.simulation.simulation import FoundError, Outcome, Simulation, first_found
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,33 +79,39 @@ def quiet() -> None:
     logging.getLogger("pgelect").setLevel(logging.CRITICAL + 1)
 
 
-def one_batch(seeds: range) -> list[Outcome | FoundError]:
+def simulation(seed: int, *, groups: bool) -> Simulation | GroupSimulation:
+    """Make the schedule of a seed."""
+    return GroupSimulation(seed) if groups else Simulation(seed)
+
+
+def one_batch(seeds: range, *, groups: bool) -> list[Outcome | FoundError]:
     """Run some seeds, in a process of the pool."""
     quiet()
     found: list[Outcome | FoundError] = []
     for seed in seeds:
         try:
-            found.append(run(seed))
+            found.append(simulation(seed, groups=groups).run())
         except FoundError as error:
             found.append(error)
     return found
 
 
-def many(first: int, seeds: int, jobs: int) -> Iterator[list[Outcome | FoundError]]:
+def many(first: int, seeds: int, jobs: int, *, groups: bool = False) -> Iterator[list[Outcome | FoundError]]:
     """Run many seeds in several processes; batches come as they are done."""
     batches = [range(at, min(at + BATCH, first + seeds)) for at in range(first, first + seeds, BATCH)]
+    work = partial(one_batch, groups=groups)
     if jobs == 1:
-        yield from map(one_batch, batches)
+        yield from map(work, batches)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(one_batch, batches)
+        yield from pool.map(work, batches)
 
 
-def run_many(first: int, seeds: int, jobs: int) -> Sum:
+def run_many(first: int, seeds: int, jobs: int, *, groups: bool = False) -> Sum:
     """Run many seeds and sum them up, telling how far it is on a terminal."""
     total = Sum()
     told_at = time.monotonic()
-    for batch in many(first, seeds, jobs):
+    for batch in many(first, seeds, jobs, groups=groups):
         for result in batch:
             if isinstance(result, FoundError):
                 total.seeds += 1
@@ -142,15 +152,15 @@ def table(total: Sum, took_s: float, jobs: int) -> list[tuple[str, str]]:
     return [*rows, ("violations", str(len(total.violations)))]
 
 
-def show_one(seed: int) -> int:
+def show_one(seed: int, *, groups: bool = False) -> int:
     """Run one seed and print its trace."""
-    simulation = Simulation(seed)
+    schedule = simulation(seed, groups=groups)
     try:
-        outcome = simulation.run()
+        outcome = schedule.run()
     except FoundError as error:
         print(error.report())
         return 1
-    print("\n".join(simulation.readable()))
+    print("\n".join(schedule.readable()))
     print(f"seed {seed}: no violation; {json.dumps(asdict(outcome))}")
     return 0
 
@@ -176,6 +186,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--from", type=int, default=0, metavar="S", dest="first", help="the first seed (default 0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="J", help="processes (default: all)")
     parser.add_argument("--seed", type=int, metavar="S", help="only this one, with its trace")
+    parser.add_argument("--groups", action="store_true", help="simulate groups instead of single locks")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), metavar="NAME", help="hunt a deliberate fault")
     parser.add_argument("--list", action="store_true", help="list the deliberate faults")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what is printed to a file, too")
@@ -196,9 +207,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.mutant is not None:
         return hunt(options.mutant, options.seeds)
     if options.seed is not None:
-        return show_one(options.seed)
+        return show_one(options.seed, groups=options.groups)
     began = time.monotonic()
-    total = run_many(options.first, options.seeds, options.jobs)
+    total = run_many(options.first, options.seeds, options.jobs, groups=options.groups)
     rows = table(total, time.monotonic() - began, options.jobs)
     width = max(len(label) for label, _ in rows)
     print("\n".join(f"{label:<{width}}  {value}" for label, value in rows))

@@ -19,12 +19,18 @@ from tests.support.environment import installed_programs, missing, named_install
 from tests.support.pgbouncer import PgBouncer, PoolMode, find_pgbouncer
 from tests.support.processes import Worker
 from tests.support.proxy import BreakableProxy
+from tests.support.unclosed import name_the_makers
 from tests.support.waiting import POLL_S, scaled
 
 TESTS = Path(__file__).parent
 KINDS = ("unit", "contract", "simulation", "integration")
 SERVERS = ("pg16", "pg18", "pg_debian")
 NEEDS = {"pg_debian": "debian", "pgbouncer": "pgbouncer"}
+
+
+def pytest_configure() -> None:
+    """Have a connection that nobody closed say where it came from."""
+    name_the_makers()
 
 
 def pytest_report_header() -> str:
