@@ -169,7 +169,7 @@ def hunt(name: str, seeds: int) -> int:
     """Count the seeds that it takes to find a mutant."""
     mutant = MUTANTS[name]
     with mutant.applied():
-        found = first_found(range(seeds), mutant.finds)
+        found = first_found(range(seeds), mutant.finds, lambda seed: simulation(seed, groups=mutant.groups).run())
     if found is None:
         print(f"{name}: not found within {seeds} seeds")
         return 1

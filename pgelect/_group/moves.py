@@ -60,6 +60,7 @@ def drop(m: Machine, *, orderly: bool = False) -> Step:
         proved_at=-inf,
         proof_at=inf,
         look_at=inf,
+        heir_until=-inf,
         poll_s=0.0,
         view=View(),
         print=None,

@@ -128,13 +128,16 @@ def plan(
         leading: those that this member leads, or holds without leading yet; the longest led first.
         going: those that it is giving up, but still holds.
         barred: those that it leaves alone for now.
-        orphaned: the member that this one watches has died: take all that is free, whatever the share, at once. What
-            is too much is given to others later, in order.
+        orphaned: the member that this one watches has died: take all that no live member holds, whatever the share, at
+            once. (The server frees the locks of a dying session one after another: some may still look held.) What is
+            too much is given to others later, in order.
     """
     shares = shares_of(len(wanted), view.members)
     share = shares.get(me, 0)
     mine = {*leading, *going}
-    free = [key for key in wanted if (key.key1, key.key2) not in view.holders and key not in mine and key not in barred]
+    alive = {member.pid for member in view.members}
+    held = {pair for pair, pid in view.holders.items() if not orphaned or pid in alive}
+    free = [key for key in wanted if (key.key1, key.key2) not in held and key not in mine and key not in barred]
     most = next((m.most for m in view.members if m.id == me), None)
     limit = share if not orphaned else len(wanted) if most is None else most
     take = tuple(free[: max(0, limit - len(mine))])

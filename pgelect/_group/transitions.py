@@ -65,6 +65,11 @@ POLL_MIN_S, POLL_MAX_S, POLL_GROWTH = 0.05, 0.2, 1.5
 less and less often. While others are about to give up partitions for which there is room here, every 0.2 s at least.
 """
 
+HEIR_S = 0.3
+"""For this long after the end of the next member whatever it had is looked for: a few looks. A server ends a session
+with a thousand locks in a few milliseconds.
+"""
+
 # -- STOPPED and CONNECTING --------------------------------------------------------------------------------------------
 
 
@@ -116,14 +121,23 @@ def looked(m: Machine, event: Looked, now: float) -> Step:
     m = trust(replace(m, io=None), event.sent_at, event.trust_s)
     poll_s = 0.0 if m.poll_s * POLL_GROWTH >= m.rules.wait_s else m.poll_s * POLL_GROWTH
     if event.view is not None:
-        if event.view.members != m.view.members:
-            poll_s = POLL_MIN_S
-        m = replace(m, view=event.view, print=event.print, look_at=now + m.rules.rebalance_interval_s)
+        changed = event.view.members != m.view.members
+        poll_s = POLL_MIN_S if changed else poll_s
+        known = None if changed else event.print  # whoever has gone may not have let go of everything yet
+        m = replace(m, view=event.view, print=known, look_at=now + m.rules.rebalance_interval_s)
+    if event.orphaned:
+        m = replace(m, heir_until=now + HEIR_S)
     barred = {key: until for key, until in m.barred.items() if now < until}
     leading = [key for key, held in m.held.items() if held.phase in {Phase.LEADING, Phase.WAITING}]  # in that order
     going = [key for key, held in m.held.items() if held.phase in {Phase.DRAINING, Phase.DRAINED}]
     found = plan(
-        m.view, m.me, m.partitions, leading=leading, going=[*going, *m.minting], barred=barred, orphaned=event.orphaned
+        m.view,
+        m.me,
+        m.partitions,
+        leading=leading,
+        going=[*going, *m.minting],
+        barred=barred,
+        orphaned=now < m.heir_until,
     )
     if found.expecting:
         poll_s = min(POLL_MAX_S, poll_s or POLL_MAX_S)

@@ -71,8 +71,7 @@ class GroupStatements:
                     locks.unlock(self._life(wait_for), backend)
         if self.cluster.in_recovery:
             raise SessionLostError("disproved", f"the {SERVER_NAME} is in recovery: it has been demoted")
-        mine = {key for key, owner in locks.held() if owner is backend and key not in self._lives()}
-        if mine != set(held) or backend.member is None or locks.holder(self._life(backend.member[1].id)) is not backend:
+        if not self._holds(backend, held):
             raise SessionLostError("disproved", "this session does not hold what it should")
         members = {owner for owner in self.cluster.backends.values() if self._is_member(owner)}
         rows = sorted((key.key1, key.key2, owner.id.pid) for key, owner in locks.held() if owner in members)
@@ -145,6 +144,13 @@ class GroupStatements:
         freed = [self.cluster.locks.unlock(key, backend) for key, _ in tokens]
         self.cluster.changed()
         return all(freed)
+
+    def _holds(self, backend: FakeBackend, held: Collection[LockKey]) -> bool:
+        """Return whether a session holds what it should, and nothing else."""
+        lives = self._lives()
+        mine = {key for key, owner in self.cluster.locks.held() if owner is backend and key not in lives}
+        life = self._life(backend.member[1].id) if backend.member is not None else None
+        return mine == set(held) and life is not None and self.cluster.locks.holder(life) is backend
 
     def _view(self) -> View:
         members = [one.member[1] for one in self.cluster.backends.values() if self._is_member(one) and one.member]

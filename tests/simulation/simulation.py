@@ -23,7 +23,7 @@ from tests.simulation.progress import Limits, Progress
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from pgelect.testing._fake_wire import Wire
 
@@ -208,7 +208,7 @@ def run(seed: int) -> Outcome:
     return Simulation(seed).run()
 
 
-def first_found(seeds: Iterable[int], saying: str = "") -> FoundError | None:
+def first_found(seeds: Iterable[int], saying: str = "", run: Callable[[int], Outcome] = run) -> FoundError | None:
     """Run seeds until one of them breaks a promise, and says that in these words; which, and how."""
     for seed in seeds:
         try:

@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.simulate import main
+from tests.simulation.groups.simulation import run as run_groups
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.simulation import FoundError, first_found, run
 
@@ -10,7 +11,7 @@ WITHIN = 2000
 
 
 def found_by_its_seed_or_another(mutant: Mutant) -> FoundError | None:
-    return first_found((mutant.seed, *range(WITHIN)), mutant.finds)
+    return first_found((mutant.seed, *range(WITHIN)), mutant.finds, run_groups if mutant.groups else run)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -20,7 +21,7 @@ def test_the_simulation_finds(name: str) -> None:
         found = found_by_its_seed_or_another(mutant)
     assert found is not None, f"{mutant.what}: not found within {WITHIN} seeds"
     assert mutant.finds  # whatever it says must name what is broken
-    run(found.seed)  # without the fault, the same schedule keeps all promises
+    (run_groups if mutant.groups else run)(found.seed)  # without the fault, the same schedule keeps all promises
 
 
 def test_a_violation_names_its_seed_and_shows_a_trace_that_replays(capsys: pytest.CaptureFixture[str]) -> None:

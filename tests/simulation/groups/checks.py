@@ -2,11 +2,13 @@
 
 - A partition's tokens only grow, across promotions too.
 - No fenced write commits once a newer term of its partition has begun.
+- A partition is unlocked when its handler has ended, or the time for that is over.
 - Two processes say that they lead a partition only while the session of the older one has ended before its lease did,
   and for no longer than that lease; under the lease alone never.
 - Every on_acquired is followed by exactly one on_lost or on_released of its token before the next one.
 - In peace every partition is led, nobody has more than its share, and then nothing changes any more.
-- When one of several members leaves in peace, the others keep what they have.
+- When one of several members leaves in peace, the others keep what they have; when it dies, another one leads what it
+  had at once.
 """
 
 from __future__ import annotations
@@ -64,6 +66,10 @@ class GroupChecks:
                 self.failed(process, f"{pair}: on_acquired {token} without an end of {before[1]}")
         elif before != ("acquired", token):
             self.failed(process, f"{pair}: on_{what} {token} after {before}")
+        elif what == "released" and process.working.get(pair) == token:
+            asked_at = process.asked_at.get(pair, self._sim.world.now())
+            if self._sim.world.now() - asked_at < 0.8 * self._sim.plan.settings["drain_timeout_s"]:
+                self.failed(process, f"{pair} was unlocked while its handler still worked")
 
     def look(self) -> None:
         """Look at who says that it leads what."""
@@ -107,3 +113,7 @@ class GroupChecks:
     def _session_ended(self, backend: FakeBackend, why: str) -> None:
         self._sim.trace("server", f"session {backend.id.pid} ends: {why}")
         self._ended[backend.id.pid] = self._sim.world.now(), why
+        if why == BY_LEASE:
+            for process in self._sim.processes:
+                if process.claims and process.group._runner._machine.backend == backend.id:
+                    self.failed(process, f"it says that it leads {sorted(process.claims)} although its lease is over")

@@ -34,6 +34,7 @@ class GroupProcess:
         self.refused = 0
         self.told: dict[Pair, list[tuple[str, int]]] = {}
         self.working: dict[Pair, int] = {}  # by partition: the token that a handler works for
+        self.asked_at: dict[Pair, float] = {}  # when a handler was last asked to stop
         self.calm = False  # its handlers do not fail any more
         self._sim = sim
         self._writing: dict[FakeTransaction, None] = {}
@@ -136,6 +137,9 @@ class GroupProcess:
                 await self._write(LockKey(*partition), term.token)
                 if not self.calm and chance.random() < 0.01:
                     raise ValueError("the work cannot be done")
+        except asyncio.CancelledError:
+            self.asked_at[partition] = self._sim.world.now()
+            raise
         finally:
             try:
                 if chance.random() < 0.2:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tests.simulation.groups.process import Pair
 
 STOPS_WITHIN_S = 30.0
+TAKEN_WITHIN_S = 0.6
+"""For a few messages and a commit: less than a wait for something else than the end of the next member."""
 
 
 class GroupSimulation:
@@ -164,6 +166,10 @@ class GroupSimulation:
         else:
             self.trace("world", f"{gone} dies")
             gone.kill(without_a_word=False)
+            within_s = TAKEN_WITHIN_S + self.plan.client_check_s + self.plan.settings["takeover_delay_s"] * 1.1
+            self._wait_for(
+                lambda: len(self._tokens()) == len(self.partitions), within_s, "another one leads what it had at once"
+            )
         self.world.run(until=self.world.now() + MESSAGE_S)
         self._wait_for(self._is_balanced, self.plan.settles_within_s, "the others lead everything, evenly")
         self.world.run(until=self.world.now() + 2 * self.plan.settings["rebalance_interval_s"])

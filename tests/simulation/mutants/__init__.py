@@ -5,9 +5,10 @@ contract suite.
 """
 
 from tests.simulation.mutants.engine import ENGINE_MUTANTS
+from tests.simulation.mutants.groups import GROUP_MUTANTS
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.server import SERVER_MUTANTS
 
-MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in (*ENGINE_MUTANTS, *SERVER_MUTANTS)}
+MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in (*ENGINE_MUTANTS, *SERVER_MUTANTS, *GROUP_MUTANTS)}
 
 __all__ = ["MUTANTS", "Mutant"]

@@ -19,12 +19,14 @@ class Mutant:
         what: the fault, in words.
         broken: the attributes that are replaced: (owner, name, what stands there instead).
         finds: a word of what the simulation says when it finds it.
+        groups: it is one of groups, and found by their simulation.
         seed: one that found it: what is rare is tried there first. Any change of the code may make it another one.
     """
 
     what: str
     broken: tuple[tuple[Any, str, Any], ...]
     finds: str
+    groups: bool = False
     seed: int = 0
     name: str = ""
 
@@ -40,6 +42,6 @@ class Mutant:
             yield
 
 
-def named(mutants: dict[str, Mutant]) -> list[Mutant]:
+def named(mutants: dict[str, Mutant], *, groups: bool = False) -> list[Mutant]:
     """Give each its name."""
-    return [replace(mutant, name=name) for name, mutant in mutants.items()]
+    return [replace(mutant, name=name, groups=groups) for name, mutant in mutants.items()]
