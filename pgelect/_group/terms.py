@@ -201,12 +201,13 @@ async def _all_of(coroutines: list[Coroutine[Any, Any, None]]) -> None:
 
 
 class Duty:
-    """One ``lead(handler)``: a task for each partition, for as long as that is led."""
+    """One ``lead(handler)``: a task for each partition, for as long as that is led, and never two for one partition."""
 
     def __init__(self, terms: Terms, work: Callable[[Term], Awaitable[object]]) -> None:
         self._terms = terms
         self._work = work
         self._tasks: dict[asyncio.Task[object], None] = {}
+        self._turns: dict[LockKey, asyncio.Lock] = {}  # of each partition; held by who works for it
         self._ending = False
 
     async def run(self, stopped: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -223,10 +224,15 @@ class Duty:
     def _begin(self, term: Term, life: TermLife) -> None:
         if life.over.is_set():
             return
-        task = asyncio.get_running_loop().create_task(self._one(term, life), name=f"pgelect-duty {term.key}")
+        task = asyncio.get_running_loop().create_task(self._turn(term, life), name=f"pgelect-duty {term.key}")
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
         life.join(task)
+
+    async def _turn(self, term: Term, life: TermLife) -> None:
+        """Wait until nobody works for an earlier term of that partition, which was lost, any more."""
+        async with self._turns.setdefault(term.key, asyncio.Lock()):
+            await self._one(term, life)
 
     async def _one(self, term: Term, life: TermLife) -> None:
         life.enter()
