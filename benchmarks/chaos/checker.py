@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from benchmarks.chaos import checks_end, checks_leading, checks_writing, plan
+from benchmarks.chaos import checks_end, checks_groups, checks_leading, checks_writing, plan
 from benchmarks.chaos.belief import all_spans, overlaps
 from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.violation import Violation
@@ -38,6 +38,10 @@ RULES: tuple[Callable[[History], Iterator[Violation]], ...] = (
     checks_writing.terms_see_what_earlier_ones_wrote,
     checks_writing.acknowledged_is_kept,
     checks_writing.refused_is_not_written,
+    checks_groups.tokens_of_partitions_grow,
+    checks_groups.callbacks_of_partitions_pair,
+    checks_groups.an_old_belief_ends_within_a_lease,
+    checks_groups.partitions_are_shared_again,
     checks_end.every_replica_is_back,
     checks_end.ended_cleanly,
     nothing_went_wrong_unseen,
@@ -58,6 +62,9 @@ def happened(history: History) -> dict[str, int]:
         "takeovers": len(checks_leading.takeovers(history)),
         "acknowledged writes": len(history.acknowledged),
         "stale writes refused": len(history.refused),
+        "terms of partitions": sum(
+            heard.kind == "acquired" for process in history.processes for heard in process.partitions_heard
+        ),
         "acknowledged writes lost by a promotion": len(checks_writing.lost_by_promotion(history)),
     }
 

@@ -32,11 +32,13 @@ AND xact_start < clock_timestamp() - make_interval(secs => %s)
 
 
 def terminate(stage: Stage, leader: Leader) -> None:
-    """End the leader's session, and now and then its writer's, too."""
+    """End the leader's session, and now and then its writer's, or that of its group, too."""
     with stage.fault("terminate", leader, leader.process) as fault:
         pids = [leader.pid]
         if stage.rng.random() < 0.5:
             pids += stage.writer_sessions(leader.process)
+        if stage.rng.random() < 0.5:
+            pids += stage.group_sessions(leader.process)
         with fault.ending(leader.process):
             stage.terminate(pids)
         stage.until_led_anew(leader)
@@ -45,7 +47,7 @@ def terminate(stage: Stage, leader: Leader) -> None:
 def terminate_all(stage: Stage, leader: Leader) -> None:
     """End the election sessions of all replicas: all come back at once."""
     with stage.fault("terminate-all", leader, EVERYBODY) as fault, fault.ending(EVERYBODY):
-        stage.terminate(stage.election_sessions())
+        stage.terminate([*stage.election_sessions(), *stage.group_sessions()])
     stage.until_led_anew(leader)
 
 

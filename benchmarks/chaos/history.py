@@ -32,6 +32,26 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionLook:
+    """One look at what a process says that it leads of its group: tokens by partition."""
+
+    before: float
+    after: float
+    tokens: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionHeard:
+    """One callback of a partition: acquired, lost or released."""
+
+    kind: str
+    at: float
+    partition: str
+    token: int
+    minted_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Process:
     """One life of a replica.
 
@@ -52,6 +72,8 @@ class Process:
     complaints: tuple[str, ...] = ()
     grace_s: float = 0.0
     fence_busy: tuple[float, ...] = ()
+    partition_looks: tuple[PartitionLook, ...] = ()
+    partitions_heard: tuple[PartitionHeard, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +233,7 @@ class History:
     live: tuple[str, ...] = ()
     peace: tuple[Glance, ...] = ()
     left: Remains = field(default_factory=Remains)
+    group_peace: tuple[dict[str, int], int] | None = None  # partitions led by process, and the number of members
     about: dict[str, Any] = field(default_factory=dict)
 
     @property

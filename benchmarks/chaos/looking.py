@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from benchmarks.chaos.book import Book, now
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from pgelect import LeaderLock
@@ -23,9 +24,11 @@ _WRITE_EVERY_S = 0.05  # while nothing changes and it leads, so that a killed pr
 class Looking:
     """Looks at the term; ``look`` may also be called by others, and returns the token it saw."""
 
-    def __init__(self, lock: LeaderLock, book: Book) -> None:
+    def __init__(self, lock: LeaderLock, book: Book, also: Callable[[], None]) -> None:
+        """``also``: to be called at each look."""
         self._lock = lock
         self._book = book
+        self._also = also
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="looking", daemon=True)
 
@@ -34,6 +37,7 @@ class Looking:
         before = now()
         token = self._lock.token
         self._book.write("look", before, after=now(), token=token)
+        self._also()
         return token
 
     def __enter__(self) -> Self:
@@ -60,3 +64,4 @@ class Looking:
                 self._book.write("look", before, after=after, token=token)
                 written_at = after
             last = (before, after, token)
+            self._also()

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from benchmarks.chaos import plan
 from benchmarks.chaos.book import now
 from benchmarks.chaos.checks_end import EVERY_S, unsettled
+from benchmarks.chaos.checks_groups import unshared
 from benchmarks.chaos.history import Glance
 from benchmarks.chaos.stage import KEY
+from pgelect import LockKey
 
 if TYPE_CHECKING:
     from typing import Any
@@ -29,6 +31,15 @@ WHERE a.usename = '{plan.ROLE}' OR l.pid IS NOT NULL GROUP BY 1, 2
 _LOCKS = f"SELECT count(*) FROM pg_locks AS l WHERE {_LOCK}"
 _TOKEN = "SELECT token, released_at IS NOT NULL FROM pgelect.token WHERE key1 = %s AND key2 = %s"
 _ELECTION, _WRITER = f"pgelect:{plan.LOCK_NAME}:", "chaos-writer:"
+_GROUP = f"pgelect:{plan.GROUP_NAME}:"
+_KEYS = [LockKey.from_name(name) for name in plan.PARTITIONS]
+# Each member with the partitions that it has locked.
+_SHARES = f"""
+SELECT a.application_name, (SELECT count(*) FROM pg_locks AS l WHERE l.pid = a.pid AND l.locktype = 'advisory'
+    AND l.objsubid = 2 AND l.granted AND (l.classid::int8, l.objid::int8) IN (
+    {", ".join(f"({key.classid}, {key.objid})" for key in _KEYS)}))
+FROM pg_stat_activity AS a WHERE a.application_name LIKE '{_GROUP}%'
+"""
 
 
 def look_at_peace(stage: Stage) -> None:
@@ -41,6 +52,19 @@ def look_at_peace(stage: Stage) -> None:
     while unsettled(glances, live) and time.monotonic() < deadline:
         glances.append(_glance(stage))
         time.sleep(EVERY_S)
+    _look_at_group(stage)
+
+
+def _look_at_group(stage: Stage) -> None:
+    """Write down how the partitions are shared, once that is as it should be, or after a while."""
+    deadline = time.monotonic() + _BACK_WITHIN_S
+    while True:
+        rows = stage.cluster.ask(_SHARES)
+        led = {name.removeprefix(_GROUP): int(number) for name, number in rows}
+        if not unshared(led, len(rows)) or time.monotonic() > deadline:
+            break
+        time.sleep(EVERY_S)
+    stage.book.write("group_peace", led=led, members=len(rows))
 
 
 def look_at_remains(stage: Stage) -> None:
@@ -70,7 +94,7 @@ def _glance(stage: Stage) -> Glance:
             elections.append((who, pid))
         elif name.startswith(_WRITER):
             writers.append(name.removeprefix(_WRITER))
-        else:
+        elif not name.startswith(_GROUP):
             strangers.append(name)
         if holds:
             holders.append(who)

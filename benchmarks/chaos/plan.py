@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 ISOLATIONS = ("READ_COMMITTED", "REPEATABLE_READ", "SERIALIZABLE")
 LOCK_NAME = "chaos"
+GROUP_NAME = "chaos-group"
+PARTITIONS = tuple(f"chaos-partition-{number}" for number in range(6))
+REBALANCE_S = 2.0
 DATABASE = "chaos"
 ROLE = "chaos_replica"
 CROWD = "chaos_crowd"
@@ -54,5 +57,12 @@ ENDS_WITHIN_S = 15.0
 
 FULL_S = 90.0
 """In a run of this length every kind of fault has its turn."""
-LEAST = {"faults": 26, "terms": 20, "takeovers": 18, "acknowledged writes": 100, "stale writes refused": 30}
+LEAST = {
+    "faults": 26,
+    "terms": 20,
+    "takeovers": 18,
+    "acknowledged writes": 100,
+    "stale writes refused": 30,
+    "terms of partitions": 60,
+}
 """What must have happened in FULL_S; longer and shorter runs in proportion."""

@@ -13,6 +13,8 @@ from benchmarks.chaos.history import (
     Heard,
     History,
     Look,
+    PartitionHeard,
+    PartitionLook,
     Process,
     Refused,
     Remains,
@@ -68,6 +70,7 @@ def load(directory: Path) -> History:
         thwarted=sum(line["event"] == "thwarted" for line in nemesis),
         live=tuple(name for line in nemesis if line["event"] == "peace" for name in line["live"]),
         peace=tuple(_glance(line) for line in nemesis if line["event"] == "glance"),
+        group_peace=next(((each["led"], each["members"]) for each in nemesis if each["event"] == "group_peace"), None),
         left=Remains(left["locks"], tuple(left["sessions"]), left["token"], left["released"]),
         about=_only(nemesis, "about"),
     )
@@ -96,6 +99,14 @@ def _process(name: str, book: list[dict[str, Any]], status: int | None, said: st
         grace_s=start["grace_s"],
         fence_busy=tuple(
             line["at"] for line in book if line["event"] == "not_acquired" and line["type"] == FenceBusyError.__name__
+        ),
+        partition_looks=tuple(
+            PartitionLook(line["at"], line["after"], line["tokens"]) for line in book if line["event"] == "partitions"
+        ),
+        partitions_heard=tuple(
+            PartitionHeard(line["kind"], line["at"], line["partition"], line["token"], line["minted_us"])
+            for line in book
+            if line["event"] == "partition"
         ),
         complaints=(*filter(None, [said.strip()]), *(line["text"] for line in book if _is_complaint(line))),
     )

@@ -22,9 +22,10 @@ from typing_extensions import override
 from benchmarks.chaos import broken, plan
 from benchmarks.chaos.book import Book
 from benchmarks.chaos.looking import Looking
+from benchmarks.chaos.partitions import Partitions
 from benchmarks.chaos.writer import Writer
 from benchmarks.process import report
-from pgelect import ExponentialBackoff, LeaderLock, LockState, ShutdownError
+from pgelect import ExponentialBackoff, LeaderGroup, LeaderLock, LockState, ShutdownError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,7 +120,8 @@ async def replica(given: dict[str, Any]) -> int:
     broken.in_this_process(given["broken"])
     election_dsn = broken.dsn(given["broken"], dsn_of(given["election_ports"], password_file))
     lock = lock_of(character, process, election_dsn)
-    looking = Looking(lock, book)
+    partitions = Partitions(character, process, election_dsn, book)
+    looking = Looking(lock, book, partitions.look)
     rng = Random(f"{given['seed']} {process}")
     writer = Writer(process, lock, looking, dsn=dsn_of(given["writer_ports"], password_file), book=book, rng=rng)
     keep_book(lock, book, writer.term_ended)
@@ -143,11 +145,12 @@ async def replica(given: dict[str, Any]) -> int:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     with looking:
         await lock.start()
+        await partitions.group.start()
         report("started", 0.0)
         writing = loop.create_task(writer.run(stop))
         listening = loop.create_task(_obey(commands, lock, writer, book, stop))
         await stop.wait()
-        status = await _end(lock, book)
+        status = await _end(lock, partitions.group, book)
         await writing
         listening.cancel()
     book.write("ended", status=status)
@@ -166,10 +169,11 @@ async def _obey(
     stop.set()
 
 
-async def _end(lock: LeaderLock, book: Book) -> int:
+async def _end(lock: LeaderLock, group: LeaderGroup[str], book: Book) -> int:
     book.write("ending")
     try:
         await lock.shutdown()
+        await group.shutdown()
     except ShutdownError as error:
         book.write("error", type=type(error).__name__, text=str(error))
         return 3

@@ -129,6 +129,7 @@ def table(found: dict[str, Any]) -> str:
             "ended a session early",
         )
     )
+    lines.append(_line("terms of partitions", counts["terms of partitions"], "of the group that the replicas form"))
     lines.append(_line("acknowledged writes", counts["acknowledged writes"], _each(found["acknowledged"])))
     lines.append(_line("  lost by a promotion", counts["acknowledged writes lost by a promotion"], "as documented"))
     lines.append(

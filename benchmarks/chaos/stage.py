@@ -216,6 +216,10 @@ class Stage:
         """Find the server processes of the election sessions of a process, or of all."""
         return [pid for (pid,) in self.ask(_SESSIONS, f"pgelect:{plan.LOCK_NAME}:{process}")]
 
+    def group_sessions(self, process: str = "%") -> list[int]:
+        """Give the sessions of the group, of one process or of all."""
+        return [pid for (pid,) in self.ask(_SESSIONS, f"pgelect:{plan.GROUP_NAME}:{process}")]
+
     def writer_sessions(self, process: str) -> list[int]:
         """Find the server processes of its writer's sessions."""
         return [pid for (pid,) in self.ask(_SESSIONS, f"chaos-writer:{process}")]

@@ -87,6 +87,7 @@ def right() -> History:
         live=(A, B, C, D, E),
         peace=tuple(glance(number) for number in range(GLANCES)),
         left=Remains(token=2, released=True),
+        group_peace=({A: 2, B: 1, C: 1, D: 1, E: 1}, 5),
         about={"seed": 1},
     )
 
