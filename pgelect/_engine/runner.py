@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pgelect._engine.clock import Clock
     from pgelect._engine.dispatch import Dispatcher
-    from pgelect._engine.model import LeaderRecord
+    from pgelect._engine.model import Backend, LeaderRecord
     from pgelect._engine.session import Session
     from pgelect._engine.settings import Settings
     from pgelect._engine.term import TermLife
@@ -214,6 +214,18 @@ class Runner(Answers):
         old.forsake()
         self.record = old.record
         self.dispatcher.take_over(old.dispatcher)
+
+    @property
+    def backend(self) -> Backend | None:
+        """The session of the present term, if there is one."""
+        grant = self._machine.grant
+        return grant.backend if grant is not None else None
+
+    def clock_moved(self) -> None:
+        """Look at the clock again: a test has moved it."""
+        settle(self._wake)
+        if self._machine.io is ev.Io.WATCH and self._io is not None:
+            self._io.cancel()
 
     def post(self, event: ev.Event) -> None:
         """Hand an event to the task."""

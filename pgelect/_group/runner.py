@@ -15,7 +15,9 @@ from pgelect._engine.futures import settle
 from pgelect._engine.hooks import Hook
 from pgelect._engine.journal import Journal
 from pgelect._group import events as ev
+from pgelect._group.answers import Answers
 from pgelect._group.machine import step
+from pgelect._group.moves import interrupt
 from pgelect._group.performer import Performer
 from pgelect._group.state import GroupState, Machine, Rules, Snapshot
 from pgelect._group.terms import Duty, Terms
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from pgelect._engine.clock import Clock
-    from pgelect._engine.model import LockKey, Term
+    from pgelect._engine.model import Backend, LockKey, Term
     from pgelect._engine.settings import Settings
     from pgelect._group.session import GroupSession
     from pgelect.retry import RetryStrategy
@@ -36,7 +38,7 @@ CLOSE_WITHIN_S = 1.0
 """An orderly close may cancel a wait on the server; after this long the link is dropped instead."""
 
 
-class Runner:
+class Runner(Answers):
     """Runs one group from start to stop, any number of times."""
 
     def __init__(
@@ -71,23 +73,6 @@ class Runner:
         self._close_within_s = CLOSE_WITHIN_S
 
     # -- what the group calls ------------------------------------------------------------------------------------------
-
-    def is_trusted(self, key: LockKey | None = None, number: int | None = None) -> bool:
-        """Tell whether this process leads a partition (in the term of that number) at this instant.
-
-        Without a key: whether it may lead anything now.
-        """
-        seen = self.snapshot
-        if self._clock.now() >= seen.trusted_until or os.getpid() != self.pid:
-            return False
-        if key is None:
-            return True
-        found = seen.terms.get(key)
-        return found is not None and number in {None, found[0]}
-
-    def trust_left_s(self) -> float:
-        """Say for how many seconds the last proof can still be trusted."""
-        return max(0.0, self.snapshot.trusted_until - self._clock.now()) if self.is_trusted() else 0.0
 
     @property
     def failure(self) -> Exception | None:
@@ -217,6 +202,17 @@ class Runner:
         old.snapshot = Snapshot()
         old._performer.abandon()
         self.terms.general.take_over(old.terms.general)
+
+    @property
+    def backend(self) -> Backend | None:
+        """The present session, if this process is a member."""
+        return self._machine.backend
+
+    def clock_moved(self) -> None:
+        """Look at the clock again: a test has moved it."""
+        settle(self._wake)
+        if interrupt(self._machine):
+            self._interrupt()
 
     def post(self, event: ev.Event) -> None:
         """Hand an event to the task."""
@@ -377,10 +373,6 @@ class Runner:
         if before in {GroupState.MEMBER, GroupState.LEAVING} and after is GroupState.CONNECTING:
             level = logging.WARNING
         log.log(level, "%s: %s -> %s (%s)", self._label, before.value, after.value, reason)
-
-    @property
-    def _is_ours(self) -> bool:
-        return os.getpid() == self.pid
 
     def _task_is_ending(self) -> bool:
         return self._task is None or self._task.cancelling() > 0

@@ -18,12 +18,13 @@ PARTS: dict[str, set[str]] = {
     "pgelect.cli": {"pgelect"},  # anything
     "pgelect.__main__": {"pgelect.cli"},
     "pgelect.testing": {
-        "pgelect._engine.model",
-        "pgelect._engine.session",
-        "pgelect._engine.clock",
-        "pgelect._group.session",
-        "pgelect._group.shares",
+        "pgelect._engine",
+        "pgelect._group",
+        "pgelect._postgres.group_sql",
+        "pgelect._postgres.options",
         "pgelect.errors",
+        "pgelect.group",
+        "pgelect.lock",
     },
     "pgelect._engine": {"pgelect.errors", "pgelect.retry"},
     "pgelect._group": {"pgelect._engine", "pgelect.errors", "pgelect.retry"},
@@ -127,7 +128,12 @@ NOT_PURE = {"asyncio", "threading", "time", "datetime", "random", "secrets", "lo
 
 REQUIRED = {"psycopg", "tenacity", "typing_extensions"}  # the dependencies at run time; no other at module level
 
-OPTIONAL = {"pgelect.cli", "pgelect.metrics.prometheus", "pgelect.metrics.otel"}  # whose packages are an extra's
+OPTIONAL = {
+    "pgelect.cli",
+    "pgelect.metrics.prometheus",
+    "pgelect.metrics.otel",
+    "pgelect.testing.plugin",
+}  # whose packages are an extra's
 
 IMPORTS = imports()
 
