@@ -6,6 +6,7 @@ block say what else is to be done with it:
 - ``<!-- until: TEXT -->``: it runs until it prints this, then gets Ctrl-C; afterwards the lock must be free.
 - ``<!-- until: TEXT; then SIGTERM -->``: it gets SIGTERM instead, and must end by itself with exit status 0.
 - ``<!-- sql: NAME -->``: the SQL block runs in the test of that name.
+- ``<!-- recipe: NAME -->``: the block is run by the tests in ``test_recipes*.py``.
 
 A text block after a program is what it prints.
 """
@@ -14,8 +15,6 @@ import inspect
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -29,35 +28,10 @@ from pgelect.metrics._series import EVENTS, GAUGES
 from pgelect.metrics.prometheus import name_of
 from pgelect.testing import Postgres
 from tests.support.processes import Worker
+from tests.support.readme import BLOCKS, DSN, PROGRAMS, README, RECIPES, ROOT, Block
 from tests.support.server import eventually_sync, lock_holders, query, sessions
 
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-DSN = '"postgresql://localhost/app"'
 NOWHERE = '"postgresql://localhost:1/app"'
-BLOCK = re.compile(
-    r"(?:^<!-- (?P<marker>[^\n]*) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$"
-    r"(?:\n\n^```text\n(?P<output>.*?)^```$)?",
-    re.MULTILINE | re.DOTALL,
-)
-
-
-@dataclass(frozen=True)
-class Block:
-    """One fenced block, the marker before it and the output after it."""
-
-    language: str
-    code: str
-    marker: str
-    output: str | None
-    line: int
-
-
-BLOCKS = [
-    Block(m["language"], m["code"], m["marker"] or "", m["output"], README.count("\n", 0, m.start("code")))
-    for m in BLOCK.finditer(README)
-]
-PROGRAMS = [block for block in BLOCKS if block.language == "python"]
 SQL = {block.marker.removeprefix("sql: "): block.code for block in BLOCKS if block.language == "sql"}
 UNTIL = re.compile(r"until: (?P<text>.*?)(?P<sigterm>; then SIGTERM)?$")
 
@@ -110,7 +84,7 @@ def test_a_program_runs_and_prints_what_the_readme_says(
 
 def test_the_programs_that_are_meant_to_run_are_found() -> None:
     """Holds off a vacuous test: a change of the README's form that hides its programs."""
-    assert len(PROGRAMS) == README.count("```python\n") >= 10
+    assert len(PROGRAMS) + len(RECIPES) == README.count("```python\n") >= 10
     assert sum(bool(block.marker) for block in PROGRAMS) == 2
     assert sum(block.output is not None for block in PROGRAMS) == len(PROGRAMS) - 1
     places = set(re.findall(r'"postgresql:[^"\n]*"', "".join(block.code for block in PROGRAMS)))
