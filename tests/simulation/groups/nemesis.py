@@ -128,7 +128,12 @@ class GroupNemesis:
         process, pair = self._process(), self._chance.choice(self._sim.partitions)
         if process is not None and pair in process.group.partitions and len(process.group.partitions) > 1:
             self._count("remove", f"{process} {pair}")
-            process.command("remove", process.group.remove(pair))
+
+            async def remove() -> None:  # it may have been stopped meanwhile, and told the same twice
+                if pair in process.group.partitions:
+                    await process.group.remove(pair)
+
+            process.command("remove", remove())
 
             async def add() -> None:
                 if process.is_running and pair not in process.group.partitions:
