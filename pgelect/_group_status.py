@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pgelect._engine.home import check_process
+from pgelect._engine.model import LockState
 from pgelect._group.state import GroupState
 from pgelect._group_partitions import key_of
+from pgelect._health import Facts, Health, health_of
 from pgelect.errors import NotLeaderError
 from pgelect.fencing import check_token
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterator, Mapping
 
     from psycopg import AsyncConnection
@@ -23,6 +27,13 @@ if TYPE_CHECKING:
     from pgelect._group.runner import Runner
 
 P = TypeVar("P", str, tuple[int, int])
+
+_AS_A_LOCK = {
+    GroupState.STOPPED: LockState.STOPPED,
+    GroupState.CONNECTING: LockState.FOLLOWER,
+    GroupState.MEMBER: LockState.LEADER,  # whose proofs are due
+    GroupState.LEAVING: LockState.RELEASING,
+}
 
 
 class GroupStatus(Generic[P]):
@@ -34,6 +45,7 @@ class GroupStatus(Generic[P]):
     _partitions: dict[LockKey, Any]
     _named: bool
     _owner_pid: int
+    _loop: asyncio.AbstractEventLoop | None
 
     @property
     def group(self) -> str:
@@ -82,6 +94,40 @@ class GroupStatus(Generic[P]):
     def trust_left_s(self) -> float:
         """For how many seconds the last proof can still be trusted; 0 while this process leads nothing."""
         return self._runner.trust_left_s()
+
+    def health(self) -> Health:
+        """Tell whether this member is well, for an orchestrator that restarts what hangs. Safe from any thread.
+
+        It is healthy while it is connecting, also while the server is away, and as a member while its proofs are in
+        time. It is not when it has stopped by itself, or its task or event loop has ended. It is ready as a member.
+        """
+        runner, settings = self._runner, self._settings
+        seen, pulse = runner.snapshot, runner.pulse()
+        is_dead = not runner.is_ending or (self._loop is not None and self._loop.is_closed())
+        found = health_of(
+            Facts(
+                state=_AS_A_LOCK[seen.state],
+                now=pulse.now,
+                running=runner.running,
+                started=self._loop is not None,
+                dead=runner.running and seen.state is not GroupState.STOPPED and is_dead,
+                forked=not self._owns(),
+                failure=runner.failure,
+                connected=pulse.connected,
+                proved_at=seen.proved_at,
+                trusted_until=seen.trusted_until,
+                due_at=pulse.due_at,
+                trouble=pulse.trouble,
+                trouble_since=pulse.trouble_since,
+                health_interval_s=settings.health_interval_s,
+                proof_timeout_s=settings.proof_timeout_s,
+                margin_s=settings.margin_s,
+            )
+        )
+        if found.healthy and found.ready:
+            of = f"{len(self._partitions)} partitions (share: {seen.share})"
+            return replace(found, reason=f"leading {len(seen.terms)} of {of}, {found.reason.partition(', ')[2]}")
+        return found
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._group!r} {self.identity!r} {self.state.value} {len(self.leading)} led>"

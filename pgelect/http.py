@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pgelect._health import Health
 
-__all__ = ["HealthServer", "Watched"]
+__all__ = ["HealthServer", "Watched", "WatchedGroup"]
 
 log = logging.getLogger("pgelect")
 _rubbish = logging.getLogger("pgelect.http.rubbish")  # aiohttp's word on each request that is none: a port scan
@@ -56,13 +56,24 @@ class Watched(Protocol):
         """Tell whether it is well."""
 
 
+class WatchedGroup(Protocol):
+    """The same of a group; ``LeaderGroup`` is one."""
+
+    @property
+    def leading(self) -> Mapping[Any, object]:
+        """What this process leads at this very instant."""
+
+    def health(self) -> Health:
+        """Tell whether it is well."""
+
+
 class HealthServer:
     """Answers the probes of an orchestrator for one lock, or for several: ``async with HealthServer(lock): ...``.
 
     ============== =====================================================================================================
     ``/livez``     200 while the lock is healthy, 503 otherwise: for a liveness probe
     ``/readyz``    200 while it is ready, 503 otherwise: for a readiness probe
-    ``/leader``    200 only while this process leads, 503 otherwise
+    ``/leader``    200 only while this process leads (of a group: any partition), 503 otherwise
     ``/metrics``   what prometheus-client has collected; 404 where that is not installed; 503 while four are collected
     ============== =====================================================================================================
 
@@ -70,7 +81,7 @@ class HealthServer:
     first two need all of them, and say each one's line under ``locks``; ``/leader/NAME`` is asked of each.
 
     Args:
-        locks: a lock, or a mapping of names to locks.
+        locks: a lock or a group, or a mapping of names to such.
         host: the address to listen at; default 127.0.0.1, where only this machine reaches it. A kubelet asks from
             outside: 0.0.0.0 (or ``::``).
         port: default 8080; 0: a free one, see ``port``.
@@ -82,7 +93,7 @@ class HealthServer:
 
     def __init__(
         self,
-        locks: Watched | Mapping[str, Watched],
+        locks: Watched | WatchedGroup | Mapping[str, Watched | WatchedGroup],
         *,
         host: str = "127.0.0.1",
         port: int = 8080,
@@ -94,8 +105,8 @@ class HealthServer:
             raise ValueError(f"port={port} is outside 0 .. 65535")
         if isinstance(locks, Mapping) and not locks:
             raise ValueError("locks must have at least one lock")
-        self._locks: dict[str, Watched] = dict(locks) if isinstance(locks, Mapping) else {}
-        self._only: Watched | None = None if isinstance(locks, Mapping) else locks
+        self._locks: dict[str, Watched | WatchedGroup] = dict(locks) if isinstance(locks, Mapping) else {}
+        self._only: Watched | WatchedGroup | None = None if isinstance(locks, Mapping) else locks
         self._host = host
         self._port = port
         self._registry = registry
@@ -291,9 +302,10 @@ async def _answered(
         return _text("an error; see the log", status=500)
 
 
-def _look(lock: Watched) -> tuple[Health, dict[str, Any]]:
+def _look(lock: Watched | WatchedGroup) -> tuple[Health, dict[str, Any]]:
     health = lock.health()
-    leads = lock.is_leader
+    leading = getattr(lock, "leading", None)
+    leads = bool(leading) if leading is not None else getattr(lock, "is_leader", False)
     return health, {"healthy": health.healthy, "ready": health.ready, "leader": leads, "reason": health.reason}
 
 

@@ -14,6 +14,7 @@ from pgelect._engine.ending import ended_from_outside
 from pgelect._engine.futures import settle
 from pgelect._engine.hooks import Hook
 from pgelect._engine.journal import Journal
+from pgelect._engine.state import Pulse
 from pgelect._group import events as ev
 from pgelect._group.answers import Answers
 from pgelect._group.machine import step
@@ -202,6 +203,16 @@ class Runner(Answers):
         old.snapshot = Snapshot()
         old._performer.abandon()
         self.terms.general.take_over(old.terms.general)
+
+    def pulse(self) -> Pulse:
+        """Tell what its health is judged by."""
+        return Pulse(
+            now=self._clock.now(),
+            due_at=self._machine.deadline,
+            connected=self._machine.connected,
+            trouble=self._journal.trouble,
+            trouble_since=self._journal.trouble_since,
+        )
 
     @property
     def backend(self) -> Backend | None:

@@ -73,6 +73,7 @@ PARTS: dict[str, set[str]] = {
         "pgelect._engine",
         "pgelect._group",
         "pgelect._group_partitions",
+        "pgelect._health",
         "pgelect.errors",
         "pgelect.fencing",
     },
