@@ -75,7 +75,9 @@ REVOKE EXECUTE ON FUNCTION
 
 GRANT EXECUTE ON FUNCTION
     pg_catalog.pg_try_advisory_lock(integer, integer),
-    pg_catalog.pg_advisory_xact_lock(integer, integer)
+    pg_catalog.pg_advisory_xact_lock(integer, integer),
+    pg_catalog.pg_try_advisory_lock_shared(integer, integer),
+    pg_catalog.pg_advisory_xact_lock_shared(integer, integer)
     TO app_elector;
 """
 
