@@ -147,7 +147,8 @@ class GroupSimulation:
         """Nothing changes any more, but for handlers that fail and are tried again elsewhere."""
         for process in self.processes:
             process.calm = True
-        self.world.run(until=self.world.now() + 2 * self.plan.lease_s)  # whoever was staying out for a while comes back
+        # A handler that has failed may still be cleaning up, and whoever stays out for a while comes back.
+        self.world.run(until=self.world.now() + 2 * self.plan.lease_s + 1.5 * self.plan.settings["drain_timeout_s"])
         self._wait_for(self._is_balanced, self.plan.settles_within_s, "it is balanced once more")
         before = self._tokens()
         self.world.run(until=self.world.now() + 3 * self.plan.settings["rebalance_interval_s"])
