@@ -444,3 +444,30 @@ def test_a_program_that_ends_without_a_word_leaves_nothing(database: str, server
         one.kill()
     eventually_sync(lambda: query(database, _HELD) == [], message="the server has freed everything")
     assert server.is_running
+
+
+async def test_weights_and_limits_are_kept(database: str) -> None:
+    heavy = made(database, identity="heavy", weight=2.0)
+    light = made(database, identity="light")
+    limited = made(database, identity="limited", max_share=1)
+    async with heavy, light, limited:
+
+        def so() -> bool:
+            led = [len(group.leading) for group in (heavy, light, limited)]
+            shares = [group.share for group in (heavy, light, limited)]
+            return shares == [8, 4, 1] and sum(led) == 12 and all(map(int.__le__, led, shares))
+
+        await eventually(so, 20.0, "12 partitions are shared as at most 8, 4 and 1")
+        assert len(holders(database)) == 12
+
+
+def test_it_runs_on_uvloop(database: str) -> None:
+    import uvloop  # noqa: PLC0415 -- an extra
+
+    async def once() -> None:
+        async with members(database, 2) as (a, b):
+            assert await a.step_down(next(iter(a.leading)), cooldown_s=0.1)
+            await balanced([a, b])
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(once())

@@ -25,6 +25,7 @@ from pgelect import (
     FixedInterval,
     GroupState,
     Health,
+    LeaderGroup,
     LeaderLock,
     LeaderRecord,
     LeadershipChange,
@@ -92,6 +93,39 @@ def constructor() -> None:
     LeaderLock(name="jobs", lease_s="5")  # type: ignore[arg-type]  # seconds are numbers
     LeaderLock(name="jobs", connect_fn=fetched_dsn)  # type: ignore[arg-type]  # not a connection
     LeaderLock(name="jobs", health_interval=1)  # type: ignore[call-arg]  # without its unit
+
+
+# Groups
+
+
+def groups() -> None:
+    named = LeaderGroup("host=db", names=["a", "b"], group="orders", weight=2, max_share=3)
+    assert_type(named, LeaderGroup[str])
+    paired = LeaderGroup(keys=[(1, 2)], rebalance_interval_s=1)
+    assert_type(paired, LeaderGroup[tuple[int, int]])
+    assert_type(named.leading, Mapping[str, Term])
+    assert_type(paired.partitions, tuple[tuple[int, int], ...])
+    assert_type(named.state, GroupState)
+    assert_type(named.health(), Health)
+    LeaderGroup(names=["a"], keys=[(1, 2)])  # type: ignore[call-overload]  # either
+    LeaderGroup()  # type: ignore[call-overload]  # neither
+    LeaderGroup(names=["a"], max_share="3")  # type: ignore[call-overload]  # a number
+    named.is_leader((1, 2))  # type: ignore[arg-type]  # its partitions are names
+    named.add("c", "d")
+
+
+async def leading_partitions(group: LeaderGroup[str], conn: AsyncConnection[DictRow]) -> None:
+    async def work(partition: str, term: Term) -> int:
+        return len(partition) + term.token
+
+    assert_type(await group.lead(work), None)
+    assert_type(await group.step_down("a"), bool)
+    async with group.fence(conn, "a") as term:
+        assert_type(term, Term)
+
+    async def of_pairs(partition: tuple[int, int], term: Term) -> None: ...
+
+    await group.lead(of_pairs)  # type: ignore[arg-type]  # its partitions are names
 
 
 # Reading a lock
