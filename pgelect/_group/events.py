@@ -66,6 +66,13 @@ class Tell(Io):
 
 
 @dataclass(frozen=True, slots=True)
+class Heed(Io):
+    """Look who has asked these terms to end."""
+
+    tokens: tuple[tuple[LockKey, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Free(Io):
     """Mark these terms as released, and unlock."""
 
@@ -158,13 +165,18 @@ class Joined(SessionEvent):
 
 @dataclass(frozen=True, slots=True)
 class Looked(SessionEvent):
-    """All locks are held. ``view``: the group, if it has changed. ``orphaned``: the member waited for has died."""
+    """All locks are held.
+
+    ``view``: the group, if it has changed. ``orphaned``: the member waited for has died. ``called``: requests to step
+    down are to be looked at.
+    """
 
     sent_at: float
     print: int
     view: View | None = None
     orphaned: bool = False
     trust_s: float = inf
+    called: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +193,14 @@ class Taken(SessionEvent):
 class Told(SessionEvent):
     """The terms were written down, or could not be."""
 
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heeded(SessionEvent):
+    """These terms were asked to end, and by whom; or it could not be found out."""
+
+    asked: tuple[tuple[LockKey, str], ...] = ()
     error: Exception | None = None
 
 
@@ -264,6 +284,14 @@ class Drain(Effect):
 
     key: LockKey
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Effect):
+    """Somebody who may has asked the term of a partition to end."""
+
+    key: LockKey
+    by: str
 
 
 @dataclass(frozen=True, slots=True)

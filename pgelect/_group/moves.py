@@ -15,6 +15,7 @@ from pgelect._group.events import (
     Drain,
     Effect,
     Free,
+    Heed,
     Interrupt,
     Io,
     Look,
@@ -68,6 +69,7 @@ def drop(m: Machine, *, orderly: bool = False) -> Step:
         taking=(),
         minting=(),
         untold=(),
+        called=False,
         barred={},
     )
     if not m.connected and m.io is None:
@@ -99,6 +101,8 @@ def _next(m: Machine, now: float) -> Io:  # noqa: PLR0911 -- a flat list of prio
         return Free(drained[:BATCH])
     if now >= m.proof_at:
         return Look(m.print)
+    if m.state is MEMBER and m.called:
+        return Heed(tuple((key, held.grant.token) for key, held in m.held.items() if held.phase is Phase.LEADING))
     if m.state is MEMBER and m.taking:
         return Take(m.taking[:BATCH])
     if m.state is MEMBER and m.minting:

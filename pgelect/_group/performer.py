@@ -83,6 +83,8 @@ class Performer:
                     return ev.Refused(epoch, error)
                 if isinstance(io, ev.Tell):
                     return ev.Told(epoch, error)
+                if isinstance(io, ev.Heed):
+                    return ev.Heeded(epoch, error=error)
                 if isinstance(io, ev.Mint):
                     return ev.Taken(epoch, (), failed=((io.key, error),), retry_in_s=self._retry_s(error))
             return self._failed(io, epoch, error)
@@ -117,7 +119,8 @@ class Performer:
                 return ev.Joined(epoch, sent_at, session.me, backend)
             case ev.Look(known, wait_for, wait_s):
                 seen = await session.look(known, wait_for, wait_s, proof_s)
-                return ev.Looked(epoch, sent_at, seen.print, seen.view, seen.orphaned, self._settings.trust_s)
+                trust_s = self._settings.trust_s
+                return ev.Looked(epoch, sent_at, seen.print, seen.view, seen.orphaned, trust_s, seen.called)
             case ev.Take(keys):
                 caught = await session.take(keys, work_s)
                 retry_s = self._retry_s(caught.failed[0][1]) if caught.failed else 0.0
@@ -130,6 +133,8 @@ class Performer:
             case ev.Tell(grants):
                 await session.tell(grants, proof_s)
                 return ev.Told(epoch)
+            case ev.Heed(tokens):
+                return ev.Heeded(epoch, await session.heed(tokens, proof_s) if tokens else ())
             case ev.Free(tokens):
                 await session.free(tokens, work_s)
                 return ev.Freed(epoch, tuple(key for key, _ in tokens))

@@ -332,6 +332,8 @@ class Runner(Answers):
                 self.terms.tell_begun(key)
             case ev.Drain(key, number):
                 self.terms.drain(key, number)
+            case ev.Asked(key, by):
+                log.info("%s: %s: %r has asked for a step-down", self._label, key, by)
             case ev.DrainTimedOut(key):
                 log.warning(
                     "%s: the duty of %s did not stop in the time for its drain; the lock is freed while it still runs",

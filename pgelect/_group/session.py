@@ -22,11 +22,13 @@ class Sight:
         print: of the group as it is: another number for another membership, or other holders.
         view: the group; None when its print is the one that was known.
         orphaned: the member that was waited for has died.
+        called: somebody has called, who may want a term to end: look with ``heed``.
     """
 
     print: int
     view: View | None = None
     orphaned: bool = False
+    called: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,16 @@ class GroupSession(Protocol):
         """
 
     async def tell(self, grants: tuple[tuple[LockKey, Grant], ...], within_s: float) -> None:
-        """Write down that these terms have begun."""
+        """Write down that these terms have begun, and hear calls to them from now on."""
+
+    async def heed(self, tokens: tuple[tuple[LockKey, int], ...], within_s: float) -> tuple[tuple[LockKey, str], ...]:
+        """Look which of these terms were asked to end, and by whom."""
 
     async def free(self, tokens: tuple[tuple[LockKey, int], ...], within_s: float) -> None:
         """Mark these terms as cleanly released, then unlock."""
 
     async def watch(self, for_s: float) -> None:
-        """Idle for that long. May be cancelled at any time; the session stays usable."""
+        """Idle for that long, or until somebody calls. May be cancelled at any time; the session stays usable."""
 
     def hurry(self) -> None:
         """Have the wait of a look that is in flight end soon. Never raises."""

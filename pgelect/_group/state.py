@@ -109,6 +109,7 @@ class Machine:
     minting: tuple[LockKey, ...] = ()  # locked, but fenced transactions hold the row of the token
     held: Mapping[LockKey, Held] = field(default_factory=dict)
     untold: tuple[LockKey, ...] = ()  # terms that are yet to be announced
+    called: bool = False  # requests to step down are to be looked at
     barred: Mapping[LockKey, float] = field(default_factory=dict)  # left alone until then
     number: int = 0  # of the last term that began
     stopping: bool = False  # LEAVING: stop afterwards

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from pgelect._group.events import (
     Abort,
+    Asked,
     AttemptFailed,
     Drained,
     DrainTimedOut,
     Failed,
     Freed,
     Halt,
+    Heeded,
     Join,
     Joined,
     Looked,
@@ -64,6 +66,9 @@ POLL_MIN_S, POLL_MAX_S, POLL_GROWTH = 0.05, 0.2, 1.5
 """When members have come or gone, more do soon, as in a deployment, and partitions move: look after this long, and then
 less and less often. While others are about to give up partitions for which there is room here, every 0.2 s at least.
 """
+
+STEP_DOWN_COOLDOWN_S = 1.0
+"""After a step-down that somebody has asked for: others have looked at the group by then."""
 
 HEIR_S = 0.3
 """For this long after the end of the next member whatever it had is looked for: a few looks. A server ends a session
@@ -125,6 +130,8 @@ def looked(m: Machine, event: Looked, now: float) -> Step:
         poll_s = POLL_MIN_S if changed else poll_s
         known = None if changed else event.print  # whoever has gone may not have let go of everything yet
         m = replace(m, view=event.view, print=known, look_at=now + m.rules.rebalance_interval_s)
+    if event.called:
+        m = replace(m, called=True)
     if event.orphaned:
         m = replace(m, heir_until=now + HEIR_S)
     barred = {key: until for key, until in m.barred.items() if now < until}
@@ -187,6 +194,16 @@ def told(m: Machine, event: Told, now: float) -> Step:
     m = replace(m, io=None, untold=tuple(key for key in m.untold if key not in done))
     m, effects = idle(m, now)
     return m, (*(() if event.error is None else (Report(event.error),)), *effects)
+
+
+def heeded(m: Machine, event: Heeded, now: float) -> Step:
+    """Give up the partitions whose terms were asked to end, and stay out of them as after any step-down."""
+    m = replace(m, io=None, called=False)
+    asked = tuple(key for key, _ in event.asked)
+    m, draining = drain(m, asked, now + m.rules.drain_timeout_s, STEP_DOWN_COOLDOWN_S)
+    m, effects = idle(m, now)
+    words = tuple(Asked(key, by) for key, by in event.asked)
+    return m, (*words, *(() if event.error is None else (Report(event.error),)), *draining, *effects)
 
 
 def freed(m: Machine, event: Freed, now: float) -> Step:

@@ -11,10 +11,11 @@ import asyncio
 import json
 import os
 import secrets
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from psycopg.sql import SQL, Composed, Literal
+from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from pgelect._engine.model import Grant
 from pgelect._group.session import Catch, Sight
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pgelect._postgres.options import SessionOptions
 
 _HURRY_S = 1.0  # for a request that the server end a wait
+_CALLS_APART_S = 0.02  # anybody may call, as often as he likes
 _MARK_S = 1.0  # for marking terms as released
 
 
@@ -44,6 +46,9 @@ class PostgresGroupSession(DedicatedSession):
         self._most = most
         self._me = secrets.randbits(32) - 2**31
         self._holds: set[LockKey] = set()
+        self._listens: set[LockKey] = set()
+        self._called = False  # since the last look
+        self._heard_at = 0.0
         self._hurrying: asyncio.Task[None] | None = None
 
     @property
@@ -85,7 +90,9 @@ class PostgresGroupSession(DedicatedSession):
             detail = f"the server says that this session holds {held} locks, not {len(self._holds) + 1}"
             raise SessionLostError("disproved", detail if ours else "the server session is not the one we set up")
         view = None if text is None else group_sql.view_of(text, self._ring)
-        return Sight(number, view, bool(orphaned))
+        called, self._called = await session.link.watch(0.0) or self._called, False  # what came meanwhile
+        deaf = not announcing.may_listen(session.link.conn)  # then it is looked from time to time who may have called
+        return Sight(number, view, bool(orphaned), called or deaf)
 
     async def take(self, keys: tuple[LockKey, ...], within_s: float) -> Catch:
         """Try for these locks without waiting, and mint the tokens of those that are granted."""
@@ -141,12 +148,33 @@ class PostgresGroupSession(DedicatedSession):
             raise
 
     async def tell(self, grants: tuple[tuple[LockKey, Grant], ...], within_s: float) -> None:
-        """Write down that these terms have begun."""
+        """Write down that these terms have begun, and hear calls to them from now on."""
         session, deadline = self._open_session(), Deadline.after(within_s)
         if session.facts.announces:
+            await self._listen(session, [key for key, _ in grants], deadline)
             words = SQL("; ").join([announcing.begun(key, grant) for key, grant in grants])
             await self._ask(announcing.bounded(deadline) + words, deadline, "announcing terms")
         await self._ask(_notify(grants), deadline, "telling of terms")
+
+    async def _listen(self, session: Opened, keys: list[LockKey], deadline: Deadline) -> None:
+        if not announcing.may_listen(session.link.conn):
+            return
+        new = [key for key in keys if key not in self._listens]
+        words = [SQL("LISTEN {}").format(Identifier(announcing.step_down_channel(key))) for key in new]
+        if words:
+            await self._ask(SQL("; ").join(words), deadline, "listening")
+            self._listens.update(new)
+            self._called = True  # somebody may have called before it was listened to
+
+    async def heed(self, tokens: tuple[tuple[LockKey, int], ...], within_s: float) -> tuple[tuple[LockKey, str], ...]:
+        """Look which of these terms were asked to end, and by whom."""
+        if not self._open_session().facts.announces:
+            return ()
+        deadline = Deadline.after(within_s)
+        query = announcing.bounded(deadline) + group_sql.asked(tokens)
+        rows = (await self._ask(query, deadline, "looking for requests to step down"))[-1]
+        by_pair = {(key.key1, key.key2): key for key, _ in tokens}
+        return tuple((by_pair[key1, key2], str(by)) for key1, key2, by in rows)
 
     async def free(self, tokens: tuple[tuple[LockKey, int], ...], within_s: float) -> None:
         """Mark these terms as cleanly released, then unlock."""
@@ -163,8 +191,10 @@ class PostgresGroupSession(DedicatedSession):
         self._freed(keys, rows)
 
     async def watch(self, for_s: float) -> None:
-        """Idle for that long."""
-        await self._open_session().link.watch(for_s)
+        """Idle for that long, or until somebody calls."""
+        deaf_s = max(0.0, self._heard_at + _CALLS_APART_S - time.monotonic())
+        if await self._open_session().link.watch(for_s, deaf_s):
+            self._heard_at, self._called = time.monotonic(), True
 
     def hurry(self) -> None:
         """Have the wait of a look that is in flight end soon. Never raises."""

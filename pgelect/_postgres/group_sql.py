@@ -279,6 +279,19 @@ def free_all(tokens: Collection[tuple[LockKey, int]], wait_ms: int) -> Composed:
     )
 
 
+def asked(tokens: Collection[tuple[LockKey, int]]) -> Composed:
+    """Who has asked which of these terms to end: rows (key1, key2, by)."""
+    return SQL(
+        "SELECT k.key1, k.key2, k.by FROM (SELECT u.key1, u.key2, "
+        "pgelect.asked_to_step_down(u.key1, u.key2, u.token) AS by FROM unnest({}::pg_catalog.int4[], "
+        "{}::pg_catalog.int4[], {}::pg_catalog.int8[]) AS u (key1, key2, token)) AS k WHERE k.by IS NOT NULL"
+    ).format(
+        Literal(_array(key.key1 for key, _ in tokens)),
+        Literal(_array(key.key2 for key, _ in tokens)),
+        Literal(_array(token for _, token in tokens)),
+    )
+
+
 def unlock_all(keys: Collection[LockKey]) -> Composed:
     """Free locks: rows (key1, key2, freed)."""
     return SQL("SELECT k.key1, k.key2, pg_catalog.pg_advisory_unlock(k.key1, k.key2) FROM {} AS k (key1, key2)").format(

@@ -85,8 +85,13 @@ class ClientEnd:
             wire.ask(partial(self._cluster.reached, execute))
             return await self._answered(answer, within_s)
 
-    async def listen(self, for_s: float) -> bool:
-        """Idle for that long. May be cancelled; the connection stays usable.
+    def was_called(self) -> bool:
+        """Whether somebody has called since the last time."""
+        called, self._called = self._called, False
+        return called
+
+    async def listen(self, for_s: float, *, keep: bool = False) -> bool:
+        """Idle for that long. May be cancelled; the connection stays usable. ``keep``: a call is not forgotten by that.
 
         Returns:
             True, and early, when somebody has called since the last time.
@@ -105,7 +110,7 @@ class ClientEnd:
                 await self._pending
             finally:
                 timer.cancel()
-            heard, self._called = self._called, False
+            heard, self._called = self._called, self._called and keep
             return heard
         except SessionLostError:
             self.abandon()

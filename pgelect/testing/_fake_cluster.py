@@ -79,7 +79,7 @@ class FakeBackend:
     wait: Wait | None = None
     wait_timer: Timer | None = None
     on_end: list[Callable[[], None]] = field(default_factory=list)
-    listens_to: LockKey | None = None
+    listens_to: set[LockKey] = field(default_factory=set)
     member: tuple[LockKey, Member] | None = None
     """Of a group: its name's key, and what its locks would tell."""
     heard_call: Callable[[], None] | None = None

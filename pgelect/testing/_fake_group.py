@@ -130,11 +130,15 @@ class GroupStatements:
             self.cluster.locks.unlock(key, backend)
             raise
 
-    def tell(self, grants: Collection[tuple[LockKey, Grant]]) -> None:
-        """Write down that terms have begun."""
+    def tell(self, backend: FakeBackend, grants: Collection[tuple[LockKey, Grant]]) -> None:
+        """Write down that terms have begun, and hear calls to them."""
         self.check_primary()
         for key, grant in grants:
-            self.news.write_down(key, grant)
+            self.news.announce(backend, key, grant)
+
+    def heed(self, tokens: Collection[tuple[LockKey, int]]) -> tuple[tuple[LockKey, str], ...]:
+        """Say which of these terms were asked to end, and by whom."""
+        return tuple((key, by) for key, token in tokens if (by := self.news.asked(key, token)) is not None)
 
     def free(self, backend: FakeBackend, tokens: Collection[tuple[LockKey, int]]) -> Statement[bool]:
         """Mark terms as released, but for those whose row is locked, and unlock; whether all had been held."""

@@ -50,7 +50,7 @@ class News:
 
     def announce(self, backend: FakeBackend, key: LockKey, grant: Grant) -> None:
         """Write down that a term has begun, and how the one before it ended; hear calls from now on."""
-        backend.listens_to = key
+        backend.listens_to.add(key)
         self.write_down(key, grant)
 
     def write_down(self, key: LockKey, grant: Grant) -> None:
@@ -84,7 +84,7 @@ class News:
     def call(self, key: LockKey) -> None:
         """Notify whoever listens: that alone says nothing."""
         for backend in tuple(self._cluster.backends.values()):
-            if backend.listens_to == key and backend.heard_call is not None:
+            if key in backend.listens_to and backend.heard_call is not None:
                 backend.wire.tell(backend.heard_call)
 
     def asked(self, key: LockKey, token: int) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgelect.errors import PgElectError, SessionLostError
@@ -26,6 +27,7 @@ class FakeGroupSession:
         self._connect_within_s = connect_within_s
         self._me = random.getrandbits(32) - 2**31
         self._holds: set[LockKey] = set()
+        self._told = False  # somebody may have called before it was listened to
 
     def __repr__(self) -> str:
         return f"<FakeGroupSession backend={self.pid} {'closed' if self._end.dropped else 'live'}>"
@@ -55,9 +57,11 @@ class FakeGroupSession:
     async def look(self, known: int | None, wait_for: int | None, wait_s: float, within_s: float) -> Sight:
         """Wait for the end of a member, prove the locks, and look at the group."""
         held = frozenset(self._holds)
-        return await self._end.ask(
+        sight = await self._end.ask(
             wait_s + within_s, lambda backend: self._server.look(backend, held, known, wait_for, wait_s)
         )
+        called, self._told = self._end.was_called() or self._told, False
+        return replace(sight, called=called)
 
     async def take(self, keys: tuple[LockKey, ...], within_s: float) -> Catch:
         """Try for locks, and mint the tokens of those that are granted."""
@@ -76,8 +80,13 @@ class FakeGroupSession:
             raise
 
     async def tell(self, grants: tuple[tuple[LockKey, Grant], ...], within_s: float) -> None:
-        """Write down that these terms have begun."""
-        await self._end.ask(within_s, lambda _: self._server.tell(grants))
+        """Write down that these terms have begun, and hear calls to them."""
+        await self._end.ask(within_s, lambda backend: self._server.tell(backend, grants))
+        self._told = True
+
+    async def heed(self, tokens: tuple[tuple[LockKey, int], ...], within_s: float) -> tuple[tuple[LockKey, str], ...]:
+        """Look which of these terms were asked to end."""
+        return await self._end.ask(within_s, lambda _: self._server.heed(tokens))
 
     async def free(self, tokens: tuple[tuple[LockKey, int], ...], within_s: float) -> None:
         """Mark these terms as cleanly released, then unlock."""
@@ -88,8 +97,8 @@ class FakeGroupSession:
             raise SessionLostError("disproved", "the server says that this session did not hold what it gave up")
 
     async def watch(self, for_s: float) -> None:
-        """Idle; hear at once when the session ends."""
-        await self._end.listen(for_s)
+        """Idle; hear at once when the session ends, or somebody calls."""
+        await self._end.listen(for_s, keep=True)
 
     def hurry(self) -> None:
         """Have the wait of a look that is in flight end soon."""

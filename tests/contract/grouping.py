@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from pgelect import LockKey, StaleTokenError
+from pgelect import LockKey, StaleTokenError, request_step_down
 from pgelect._postgres.group_session import PostgresGroupSession
 from pgelect._postgres.group_sql import Ring
 from pgelect._postgres.options import SessionOptions
@@ -65,6 +65,10 @@ class Stage(ABC):
         """Begin a transaction under that token, which stays open."""
 
     @abstractmethod
+    async def request_step_down(self, key: LockKey) -> None:
+        """Ask whoever leads to step down, as an operator does."""
+
+    @abstractmethod
     def pid(self, session: GroupSession) -> int:
         """Its server process."""
 
@@ -92,6 +96,9 @@ class FakeStage(Stage):
 
     async def begin_fenced(self, key: LockKey, token: int) -> None:
         self.server.begin_fenced(key, token)
+
+    async def request_step_down(self, key: LockKey) -> None:
+        self.server.request_step_down(key)
 
     def pid(self, session: GroupSession) -> int:
         pid: int = session.pid  # type: ignore[attr-defined]
@@ -126,6 +133,9 @@ class PostgresStage(Stage):
         conn = await psycopg.AsyncConnection.connect(self._dsn)
         self._writers.append(conn)
         await check_token(conn, key, token)
+
+    async def request_step_down(self, key: LockKey) -> None:
+        assert await request_step_down(self._dsn, key) is not None
 
     def pid(self, session: GroupSession) -> int:
         assert isinstance(session, PostgresGroupSession)

@@ -194,9 +194,21 @@ async def test_joining_ends_the_ghost_of_the_same_process(stage: Stage) -> None:
     assert [member.id for member in view_of(await b.look(None, None, 0.0, WITHIN_S)).members] == [b.me]
 
 
-async def test_announcing_terms_writes_down_each(stage: Stage) -> None:
-    a = await stage.member()
-    caught = await a.take(stage.keys(3), WITHIN_S)
-    await a.tell(caught.grants, WITHIN_S)
-    await a.watch(0.01)
-    await a.look(None, None, 0.0, WITHIN_S)
+async def test_a_request_to_step_down_is_heard_by_whoever_leads_that_partition(stage: Stage) -> None:
+    a, b = await stage.member(), await stage.member()
+    keys = stage.keys(3)
+    grants = [*(await a.take(keys[:2], WITHIN_S)).grants, *(await b.take(keys[2:], WITHIN_S)).grants]
+    tokens = {key: grant.token for key, grant in grants}
+    for one, mine in ((a, grants[:2]), (b, grants[2:])):
+        await one.tell(tuple(mine), WITHIN_S)
+        assert (await one.look(None, None, 0.0, WITHIN_S)).called  # somebody may have called before it listened
+        assert not (await one.look(None, None, 0.0, WITHIN_S)).called
+        assert await one.heed(tuple((key, tokens[key]) for key, _ in mine), WITHIN_S) == ()
+    await stage.request_step_down(keys[1])
+    await a.watch(LONG_S)
+    assert (await a.look(None, None, 0.0, WITHIN_S)).called
+    assert not (await b.look(None, None, 0.0, WITHIN_S)).called
+    ((key, by),) = await a.heed(tuple((key, tokens[key]) for key in keys[:2]), WITHIN_S)
+    assert key == keys[1]
+    assert by
+    assert await a.heed(((keys[1], tokens[keys[1]] + 1),), WITHIN_S) == ()  # it was another term

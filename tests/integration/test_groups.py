@@ -26,6 +26,7 @@ from pgelect import (
     Term,
     get_history,
     get_leader,
+    request_step_down,
 )
 from pgelect.fencing import check_token
 from pgelect.testing import Postgres, throwaway_postgres
@@ -206,6 +207,18 @@ async def test_one_partition_is_stepped_down_and_the_rest_is_not_touched(databas
         assert all(group.leading[name] is before[name] for name in NAMES if name != "orders-3")
         with pytest.raises(KeyError, match="no partition of this group"):
             await group.step_down("orders-99")
+
+
+async def test_an_operator_asks_for_one_partition_and_only_that_is_given_up(database: str) -> None:
+    async with members(database, 2) as (a, b):
+        before = {**a.leading, **b.leading}
+        assert await request_step_down(database, "orders-3") == before["orders-3"].token
+        await eventually(lambda: "orders-3" not in {**a.leading, **b.leading}, message="it is given up")
+        await balanced([a, b])
+        after = {**a.leading, **b.leading}
+        assert [name for name in NAMES if after[name] is not before[name]] == ["orders-3"]
+        ((ending,),) = query(database, "SELECT ending FROM pgelect.history WHERE token = %s", before["orders-3"].token)
+        assert ending == "released"
 
 
 async def test_stepping_down_from_everything_leaves_it_to_the_others_for_a_while(database: str) -> None:

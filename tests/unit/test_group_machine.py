@@ -90,6 +90,7 @@ EVENTS: dict[type[ev.Event], ev.Event] = {
         ev.Looked(1, 1.0, 2, view()),
         ev.Taken(1, ((KEYS[0], grant(9)),)),
         ev.Told(1),
+        ev.Heeded(1),
         ev.Freed(1, ()),
         ev.WatchEnded(1),
         ev.Refused(1, PgElectError("cancelled")),
@@ -311,6 +312,20 @@ def test_a_single_step_down_is_barred_for_its_cooldown() -> None:
     assert not any(isinstance(io, ev.Take) for io in ios(effects))
     machine, effects = after(machine, (6.4, ev.WatchEnded(1)), (6.5, ev.Looked(1, 6.4, 3)))
     assert ios(effects)[-1] == ev.Take((KEYS[2],))
+
+
+def test_a_call_is_looked_at_and_what_was_asked_for_is_given_up() -> None:
+    machine, effects = after(leader(), (0.5, ev.WatchEnded(1)), (0.6, ev.Looked(1, 0.5, 1, called=True)))
+    assert machine.io == ev.Heed(tuple((key, number) for number, key in enumerate(KEYS, 1)))
+    machine, effects = after(machine, (0.7, ev.Heeded(1, ((KEYS[2], "operator"),))))
+    assert ev.Asked(KEYS[2], "operator") in effects
+    assert kinds(effects, ev.Drain) == [ev.Drain(KEYS[2], 3)]
+    assert machine.held[KEYS[2]].cooldown_s == 1.0
+    error = PgElectError("cancelled")
+    machine, effects = after(leader(), (0.5, ev.WatchEnded(1)), (0.6, ev.Looked(1, 0.5, 1, called=True)))
+    machine, effects = after(machine, (0.7, ev.Heeded(1, error=error)))
+    assert ev.Report(error) in effects
+    assert isinstance(machine.io, ev.Watch)
 
 
 def test_a_shutdown_with_nothing_led_is_over_at_once() -> None:

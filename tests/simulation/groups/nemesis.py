@@ -29,6 +29,7 @@ class GroupNemesis:
             (3, self.step_down),
             (2, self.repartition),
             (1, self.fork),
+            (2, self.ask),
             (4, self.partition),
             (2, self.slow_network),
             (3, self.cut),
@@ -151,6 +152,11 @@ class GroupNemesis:
             self._count("fork", process)
             for wrong in process.fork():
                 self._sim.checks.failed(process, wrong)
+
+    def ask(self) -> None:
+        pair = self._chance.choice(self._sim.partitions)
+        asked = self._sim.server.request_step_down(self._sim.key_of(pair))
+        self._count("request", f"of {pair}: asked {asked}")
 
     # What happens to links
 
