@@ -134,3 +134,18 @@ def test_medians_are_judged_and_not_the_best() -> None:
     assert missed([targets.step_down([0.001, 0.005, 0.800], None)]) == 0
     assert missed([targets.terminated([0.001, 0.016, 0.017], None)]) == 1
     assert missed([targets.terminated([0.001, 0.014, 0.800], None)]) == 0
+
+
+def test_the_group_is_measured_and_what_it_misses_is_seen(tmp_path: Path) -> None:
+    written = tmp_path / "found.json"
+    flags = ["--partitions", "20", "--members", "2", "--rounds", "1", "--window", "1", "--json", str(written)]
+    command = [sys.executable, "-m", "benchmarks.group", *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=scaled(100), check=False)
+    assert done.returncode == 0, done.stderr
+    *timings, counts = json.loads(written.read_text())["results"]
+    assert [timing["n"] for timing in timings] == [1, 10, 1, 1, 1]
+    told = [target["measured"] for target in counts["targets"]]
+    assert "locks of partitions 20" in told
+    assert "other locks 4" in told
+    assert "partitions of others that a death moved 0" in told
+    assert len(counts["round_trips_per_s"]) == 2
