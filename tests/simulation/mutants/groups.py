@@ -87,21 +87,25 @@ GROUP_MUTANTS = named(
             "trust is counted from the answer to a proof instead of the question",
             ((Performer, "perform", _sent_when_answered),),
             finds="although its lease is over",
+            seed=154,
         ),
         "group_trusted_for_ever": Mutant(
             "a member leads until it hears otherwise",
             ((Runner, "is_trusted", _trusted_for_ever),),
             finds="although its lease is over",
+            seed=11,
         ),
         "group_no_epoch_check": Mutant(
             "what comes from a session that is gone counts",
             ((table, "_is_stale", _epochs_do_not_matter),),
-            finds="",
+            finds="no rule for",
+            seed=6,
         ),
         "group_no_proof_of_locks": Mutant(
             "a proof does not look at the locks",
             ((GroupStatements, "_holds", _locks_are_not_proved),),
             finds="a lease after its session ended",
+            seed=248,
         ),
         "group_without_drain": Mutant(
             "a partition is unlocked while its handler still works",
@@ -111,7 +115,7 @@ GROUP_MUTANTS = named(
         "group_untold_end": Mutant(
             "the loss of one of many terms is not told",
             ((rules, "let_go", _ends_are_not_told),),
-            finds="",
+            finds="and so does a newer one",
         ),
         "group_takes_everything": Mutant(
             "members take whatever is free, whatever their share, and give nothing up",
@@ -132,11 +136,13 @@ GROUP_MUTANTS = named(
             "a partition that was given up is never taken again",
             ((TABLE[GroupState.MEMBER], _FREED, (_barred_for_ever, (GroupState.MEMBER,))),),
             finds="not so within",
+            seed=7,
         ),
         "group_watches_nobody": Mutant(
             "members do not wait for the end of the next one",
             ((moves, "successor", _nobody_is_watched),),
             finds="another one leads what it had at once",
+            seed=163,
         ),
     },
     groups=True,
