@@ -22,6 +22,7 @@ import pytest
 import pgelect
 from pgelect import LeaderLock, LockKey, LockState
 from pgelect._engine.hooks import Hook
+from pgelect._group_settings import GroupSettings
 from pgelect._postgres.install import FUNCTIONS, RELATIONS
 from pgelect.metrics import alert_rules
 from pgelect.metrics._series import EVENTS, GAUGES
@@ -164,6 +165,15 @@ def test_the_table_of_settings_has_all_settings_with_their_defaults() -> None:
     parameters = inspect.signature(LeaderLock).parameters.values()
     real = {p.name: _shown(p.default) for p in parameters}
     assert said == real
+
+
+def test_the_settings_of_a_group_are_all_named_and_those_of_a_lock_are_a_locks() -> None:
+    of_locks = re.search(r"beside those of a lock \(([^)]*)\)", section("Groups"))
+    assert of_locks is not None
+    own = {name for setting, *_ in table("Groups") for name in names(setting)}
+    shared = set(names(of_locks[1]))
+    assert own | shared == {*GroupSettings.__annotations__, "names", "keys"}
+    assert shared == set(GroupSettings.__annotations__) & set(inspect.signature(LeaderLock).parameters)
 
 
 def _shown(default: object) -> str:
