@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 
@@ -484,3 +485,29 @@ def test_it_runs_on_uvloop(database: str) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(once())
+
+
+async def test_starts_losses_and_cancels_leave_nothing_behind(database: str) -> None:
+    process, tasks = psutil.Process(), asyncio.all_tasks()
+
+    async def one_of_each(number: int) -> None:
+        async with made(database) as group:
+            await balanced([group])
+            backend = group._runner.backend
+            assert backend is not None
+            terminate(database, backend.pid)
+            await eventually(lambda: group._runner.backend not in {None, backend}, message="it has come back")
+            await balanced([group])
+        running = asyncio.create_task(made(database).run())
+        await asyncio.sleep(number * 0.004)
+        running.cancel()
+        await asyncio.wait({running})
+        await eventually(lambda: asyncio.all_tasks() == tasks, message="no task is left")
+
+    await one_of_each(0)
+    descriptors = process.num_fds()
+    for number in range(8):
+        await one_of_each(number)
+    await eventually(lambda: sessions(database) == [], message="no session is left")
+    assert query(database, _HELD) == []
+    assert process.num_fds() == descriptors
