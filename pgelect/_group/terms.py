@@ -155,8 +155,8 @@ class Terms:
         return any(one.inside() for one in self._all())
 
     def is_called_by_work(self) -> bool:
-        """Tell whether the running task works for one of the terms, or is a callback: it must not wait for itself."""
-        return self.inside() or any(life.is_worked_for_here for life in self.lives)
+        """Tell whether the running task works for a term, lost ones too, or is a callback: it must not await itself."""
+        return self.inside() or any(life.is_worked_for_here for life in self._working())
 
     def finish(self) -> None:
         """End once everything was told."""
