@@ -17,6 +17,16 @@ JOIN_WITHIN_S = 1.0
 """An idle thread ends within a moment; nobody waits longer than this for one in which a function hangs."""
 
 
+def call_in_a_thread(function: Callable[..., object], *arguments: object) -> None:
+    """Call that; what would end the program is raised as an error, since it ends none from here."""
+    try:
+        function(*arguments)
+    except Exception:
+        raise
+    except BaseException as raised:
+        raise RuntimeError(f"{type(raised).__name__} ends a program in its main thread only") from raised
+
+
 class CallbackThread:
     """Runs what it is handed, one after another. A daemon: a function that hangs keeps no program alive."""
 
@@ -43,12 +53,9 @@ class CallbackThread:
         def run() -> None:
             error: Exception | None = None
             try:
-                context.run(function, *arguments)
+                context.run(call_in_a_thread, function, *arguments)
             except Exception as raised:  # noqa: BLE001 -- it is raised in the loop
                 error = raised
-            except BaseException as raised:  # noqa: BLE001 -- it ends no program from here
-                error = RuntimeError(f"{type(raised).__name__} ends a program in its main thread only")
-                error.__cause__ = raised
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, done, None, error)
 

@@ -57,11 +57,11 @@ class Job(Generic[T]):
             self.give_up()
             raise
 
-    def give_up(self) -> None:
-        """Cancel it, unless it has ended, and wait for the end."""
+    def give_up(self, within_s: float | None = None) -> None:
+        """Cancel it, unless it has ended, and wait for the end (no longer than that)."""
         if not self._outcome.done():
             self._loop.call_soon_threadsafe(self._cancel)
-            concurrent.futures.wait([self._outcome])
+            concurrent.futures.wait([self._outcome], within_s)
 
     def _cancel(self) -> None:
         self._is_cancelled = True
@@ -103,7 +103,7 @@ class LoopThread:
         job = Job(work, self._loop)
         with self._guard:
             if self._stopping:
-                raise RuntimeError("the thread of this lock has been stopped")
+                raise RuntimeError("the thread of this lock or group has been stopped")
             self._loop.call_soon_threadsafe(self._begin, job)
         return job
 

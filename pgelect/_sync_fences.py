@@ -63,7 +63,7 @@ def fenced(conn: psycopg.Connection[Any], key: LockKey, token: int) -> Iterator[
 class Fences:
     """The half of a blocking lock that checks tokens."""
 
-    _lock: LeaderLock
+    _inner: LeaderLock
 
     @abstractmethod
     def _own(self, term: model.Term) -> Term:
@@ -78,7 +78,7 @@ class Fences:
             StaleTokenError: a newer term has begun; the transaction is rolled back.
             SessionLostError: ``conn`` ended during the check.
         """
-        term = self._own(self._lock._fencing_term())
+        term = self._own(self._inner._fencing_term())
         with conn.transaction():
             self._check(conn, term)
             yield term
@@ -91,8 +91,8 @@ class Fences:
             StaleTokenError: a newer term has begun; roll back.
             SessionLostError: ``conn`` ended during the check.
         """
-        self._check(conn, self._own(self._lock._fencing_term()))
+        self._check(conn, self._own(self._inner._fencing_term()))
 
     def _check(self, conn: psycopg.Connection[Any], term: Term) -> None:
-        with self._lock._metered_check():
+        with self._inner._metered_check():
             check_token(conn, term.key, term.token)

@@ -40,8 +40,8 @@ class Term:
     identity: str
     acquired_at: datetime
     metadata: Mapping[str, Any]
-    ended: threading.Event
-    _is_current: Callable[[], bool] = field(repr=False)
+    ended: threading.Event = field(compare=False)
+    _is_current: Callable[[], bool] = field(repr=False, compare=False)
 
     @classmethod
     def of(cls, term: model.Term, ended: threading.Event) -> Term:
@@ -96,12 +96,12 @@ class Turn(Generic[T]):
         """Tell the loop that it is done; safe from any thread. The first time counts."""
         self._loop.call_soon_threadsafe(settle, self._done, value, error)
 
-    async def over(self) -> T | None:
+    async def over(self, asked: Callable[[], object] = lambda: None) -> T | None:
         """Wait until it is done; return what it returned, or raise what it raised.
 
-        A cancel is raised then, not before: the term is not drained while the thread works.
+        A cancel is raised then, not before: the term is not drained while the thread works. ``asked`` is called for it.
         """
-        return await outlast(self._done)
+        return await outlast(self._done, asked)
 
 
 class Turns(Generic[T]):

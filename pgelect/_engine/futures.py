@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -22,14 +25,18 @@ def settle(future: asyncio.Future[T | None] | None, value: T | None = None, erro
         future.set_result(value)
 
 
-async def outlast(future: asyncio.Future[T]) -> T:
-    """Wait for what cannot be cancelled, whatever cancels come; one is raised then, unless the future has an error."""
+async def outlast(future: asyncio.Future[T], asked: Callable[[], object] = lambda: None) -> T:
+    """Wait for what cannot be cancelled, whatever cancels come; one is raised then, unless the future has an error.
+
+    ``asked`` is called for each cancel: it may ask what is waited for to come to an end.
+    """
     cancelled = False
     while not future.done():
         try:
             await asyncio.wait({future})
         except asyncio.CancelledError:
             cancelled = True
+            asked()
     result = future.result()
     if cancelled:
         raise asyncio.CancelledError
