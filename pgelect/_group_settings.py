@@ -16,8 +16,8 @@ WEIGHT_MIN, WEIGHT_MAX = 1e-6, 1e6
 LIMIT_MAX = 2**31 - 1
 
 
-class GroupSettings(TypedDict, total=False):
-    """Each as in the docstring of ``pgelect.LeaderGroup``."""
+class BlockingGroupSettings(TypedDict, total=False):
+    """Each as in the docstring of ``pgelect.LeaderGroup``; those that its blocking counterpart has, too."""
 
     group: str | None
     max_share: int | None
@@ -31,9 +31,14 @@ class GroupSettings(TypedDict, total=False):
     takeover_delay_s: float
     drain_timeout_s: float
     retry_strategy: RetryLike
-    shutdown_event: asyncio.Event | None
     connect_fn: ConnectFn | None
     allow_pooler: bool
+
+
+class GroupSettings(BlockingGroupSettings, total=False):
+    """All of them."""
+
+    shutdown_event: asyncio.Event | None
 
 
 def check_weight(weight: object) -> float:

@@ -309,11 +309,14 @@ class LeaderGroup(GroupStatus[P], Callbacks):
         Raises:
             KeyError: one is none of the group's partitions; nothing is changed.
         """
+        for key in self._dropped(partitions):
+            await self._runner.gone(key)
+
+    def _dropped(self, partitions: Iterable[P]) -> list[LockKey]:
         self._check_caller()
         gone = [self._own(partition) for partition in partitions]
         self._repartition({key: shown for key, shown in self._partitions.items() if key not in gone})
-        for key in gone:
-            await self._runner.gone(key)
+        return gone
 
     def _repartition(self, partitions: dict[LockKey, Any]) -> None:
         self._partitions = partitions

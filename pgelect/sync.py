@@ -7,7 +7,7 @@
 
 It is the asynchronous lock, in an event loop on a thread of its own. However busy, blocked or asleep the program is,
 its proofs go on. (While an extension keeps the interpreter's own lock, nothing goes on; then the lease ends, as it does
-for a process that is stopped.)
+for a process that is stopped.) `LeaderGroup` is the same for a group, with a thread for each partition that is led.
 """
 
 # ruff: noqa: SLF001 -- what it works with is its own lock
@@ -23,6 +23,7 @@ from typing_extensions import override
 from pgelect import lock as _asynchronous
 from pgelect._engine import duty as duties
 from pgelect._sync_fences import Fences, check_token, fenced
+from pgelect._sync_group import LeaderGroup
 from pgelect._sync_life import Life, refuse_event
 from pgelect._sync_status import Status
 from pgelect._sync_term import Term, Turns
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from pgelect._sync_settings import LockSettings
     from pgelect.retry import RetryLike
 
-__all__ = ["LeaderLock", "Term", "check_token", "fenced"]
+__all__ = ["LeaderGroup", "LeaderLock", "Term", "check_token", "fenced"]
 
 R = TypeVar("R")
 P = ParamSpec("P")

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, assert_type
 
 import tenacity
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, connect
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool
 
@@ -36,6 +36,7 @@ from pgelect import (
     Term,
     TermEnding,
     TermRecord,
+    sync,
 )
 from pgelect.errors import (
     ConnectionError,  # noqa: A004 -- the public name
@@ -126,6 +127,24 @@ async def leading_partitions(group: LeaderGroup[str], conn: AsyncConnection[Dict
     async def of_pairs(partition: tuple[int, int], term: Term) -> None: ...
 
     await group.lead(of_pairs)  # type: ignore[arg-type]  # its partitions are names
+
+
+def blocking() -> None:
+    with sync.LeaderLock("host=db", name="jobs") as lock:
+        assert_type(lock.lead(lambda term: term.token), int | None)
+    group = sync.LeaderGroup("host=db", names=["a", "b"], max_share=3)
+    assert_type(group, sync.LeaderGroup[str])
+    assert_type(sync.LeaderGroup(keys=[(1, 2)]).partitions, tuple[tuple[int, int], ...])
+    assert_type(group.leading, Mapping[str, sync.Term])
+    sync.LeaderGroup(names=["a"], shutdown_event=None)  # type: ignore[call-overload]  # asyncio's
+
+    def work(partition: str, term: sync.Term) -> int:
+        return len(partition) + term.token
+
+    group.lead(work, max_workers=4)
+    group.lead(lambda: None)  # type: ignore[arg-type,misc]  # it gets a partition and a term
+    with connect("host=db") as conn, group.fence(conn, "a") as term:
+        assert_type(term, sync.Term)
 
 
 # Reading a lock

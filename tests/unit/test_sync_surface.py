@@ -7,9 +7,11 @@ import pytest
 
 import pgelect
 from pgelect import sync
+from pgelect._group_settings import BlockingGroupSettings, GroupSettings
 from pgelect._sync_settings import LockSettings
 
 ONLY_ASYNC = {"shutdown_event"}  # an asyncio.Event
+ONLY_SYNC = {"lead": ["max_workers=None"]}  # of a group: handlers are threads here
 BLOCK = {"__aenter__": "__enter__", "__aexit__": "__exit__"}
 
 
@@ -34,6 +36,25 @@ def test_each_takes_the_same_arguments_and_says_what_it_does(name: str) -> None:
     if not isinstance(ours, property):
         assert parameters(ours) == parameters(theirs)
         assert not inspect.iscoroutinefunction(ours)
+
+
+def test_the_group_has_the_same_members() -> None:
+    assert public(sync.LeaderGroup) == public(pgelect.LeaderGroup)
+
+
+@pytest.mark.parametrize("name", sorted(public(pgelect.LeaderGroup) - set(BLOCK.values())))
+def test_each_of_a_group_takes_the_same_arguments_and_says_what_it_does(name: str) -> None:
+    ours, theirs = getattr(sync.LeaderGroup, name), getattr(pgelect.LeaderGroup, name)
+    assert isinstance(ours, property) == isinstance(theirs, property)
+    assert inspect.getdoc(ours)
+    if not isinstance(ours, property):
+        assert parameters(ours) == parameters(theirs) + ONLY_SYNC.get(name, [])
+        assert not inspect.iscoroutinefunction(ours)
+
+
+def test_the_group_takes_the_same_settings() -> None:
+    assert parameters(sync.LeaderGroup) == parameters(pgelect.LeaderGroup)
+    assert set(GroupSettings.__annotations__) - ONLY_ASYNC == set(BlockingGroupSettings.__annotations__)
 
 
 def test_the_lock_takes_the_same_settings() -> None:
