@@ -13,7 +13,7 @@ from pgelect import LockKey
 from pgelect._callback_thread import CallbackThread
 from pgelect._engine import model
 from pgelect._loop_thread import Job, LoopThread
-from pgelect._sync_term import Turns
+from pgelect._sync_term import Turn, Turns
 from tests.support.waiting import eventually_sync
 
 here: contextvars.ContextVar[str] = contextvars.ContextVar("here", default="nowhere")
@@ -118,6 +118,25 @@ def test_a_turn_that_is_cancelled_waits_for_its_thread(thread: LoopThread) -> No
     thread.call(lambda: asyncio.sleep(0))
     assert not job._outcome.done()
     turn.run(lambda: None)
+    with pytest.raises(asyncio.CancelledError):
+        job.result()
+
+
+def test_giving_up_waits_no_longer_than_it_is_told_for_a_thread_that_goes_on(thread: LoopThread) -> None:
+    turns: Turns[None] = Turns()
+    asked = threading.Event()
+
+    async def work() -> None:
+        turn: Turn[None] = Turn(term())
+        turns._queue.put(turn)
+        await turn.over(asked.set)
+
+    job = thread.begin(work)
+    turn = next(iter(turns))
+    job.give_up(0.01)
+    assert asked.wait(10), "the thread is asked to end"
+    assert not job._outcome.done()
+    turn.finish()
     with pytest.raises(asyncio.CancelledError):
         job.result()
 
