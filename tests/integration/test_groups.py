@@ -218,8 +218,10 @@ async def test_an_operator_asks_for_one_partition_and_only_that_is_given_up(data
         await balanced([a, b])
         after = {**a.leading, **b.leading}
         assert [name for name in NAMES if after[name] is not before[name]] == ["orders-3"]
-        ((ending,),) = query(database, "SELECT ending FROM pgelect.history WHERE token = %s", before["orders-3"].token)
-        assert ending == "released"
+        ending = "SELECT ending FROM pgelect.history WHERE token = %s"
+        await eventually(
+            lambda: query(database, ending, before["orders-3"].token) == [("released",)], message="it is written down"
+        )
 
 
 async def test_stepping_down_from_everything_leaves_it_to_the_others_for_a_while(database: str) -> None:
