@@ -23,7 +23,23 @@ from tests.support.server import eventually, eventually_sync, lock_waiters, quer
 
 TOKENS_FROM = 2**40
 """More than fits into 32 bits: as after a promotion."""
-FREEZE = "await asyncio.Event().wait()"
+MIDDLE = """
+async def hang() -> None:
+    print("in the middle", flush=True)
+    await asyncio.Event().wait()
+
+
+async def be_deaf() -> None:
+    print("in the middle", flush=True)
+    input()  # the loop is blocked, and hears of nothing
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        print("cancelled, and goes on all the same", flush=True)
+
+
+async def """
+"""Two things that may happen in the middle of work, as functions that are put into a recipe."""
 
 
 def program(name: str, database: str, **changes: str) -> str:
@@ -95,22 +111,23 @@ def test_work_is_done_once_though_one_leader_hangs_in_the_middle_and_the_next_is
     query(database, "INSERT INTO job (amount) SELECT unnest(%s::bigint[])", amounts)
 
     def starting(amount: int, middle: str) -> Worker:
-        middle = f"(print('in the middle', flush=True), {middle}) if amount == {amount} else None;"
-        return worker("-c", program("work table", database, **{"await asyncio.sleep(0.01)": middle + " 0"}))
+        changed = {"await asyncio.sleep(0.01)": f"await {middle}() if amount == {amount} else None"}
+        return worker("-c", program("work table", database, **changed, **{"async def slow": f"{MIDDLE}slow"}))
 
     def done() -> list[int]:
         return [amount for (amount,) in query(database, "SELECT amount FROM job WHERE state = 'completed' ORDER BY id")]
 
-    hanging = starting(3, "input()")  # its loop is blocked: it hears of nothing
-    hanging.wait_line("in the middle")
+    deaf = starting(3, "be_deaf")
+    deaf.wait_line("in the middle")
     assert done() == [1, 2]
-    killed = starting(5, FREEZE)
+    killed = starting(5, "hang")
     eventually_sync(lambda: waiting(database, "jobs") == 1)
     terminate(database, asyncio.run(leader_of(database, "jobs")).pid)
     killed.wait_line("in the middle")
     assert done() == [1, 2, 3, 4]
 
-    hanging.tell("go on, with what another has done meanwhile")
+    deaf.tell("go on with what another has done meanwhile")
+    deaf.wait_line("cancelled")
     eventually_sync(lambda: waiting(database, "jobs") == 1, message="the first one waits for its next term")
     assert query(database, "SELECT total FROM balance") == [(2 * sum(amounts[:4]),)]
 
@@ -229,39 +246,51 @@ def test_one_of_many_migrates_the_others_wait_and_a_crash_in_the_middle_is_resum
 # Partitions of a queue
 
 
-async def test_each_partition_is_handled_in_order_though_a_member_is_killed_in_the_middle(
+async def test_each_partition_is_handled_in_order_though_members_are_lost_in_the_middle(
     database: str, worker: Callable[..., Worker]
 ) -> None:
     partitions = ["orders-0", "orders-1", "orders-2", "orders-3"]
     query(database, constant("partitions", "TABLES"))
     put = constant("partitions", "PUT").encode()
 
-    async def produce(number: int) -> None:
+    async def produce() -> None:
         async with await psycopg.AsyncConnection.connect(database, autocommit=True) as conn:
-            for partition in partitions:
-                for _ in range(number):
+            for _ in range(5):
+                for partition in partitions:
                     await conn.execute(put, (partition, "an order"))
 
     def effects(partition: str) -> list[tuple[int, int]]:
         found = query(database, "SELECT position, token FROM effect WHERE partition = %s ORDER BY id", partition)
         return [(position, token) for position, token in found]
 
-    await produce(5)
-    done = "await conn.execute(DONE, (partition, message[0]))"
-    stuck = f"(print('in the middle of', partition), await asyncio.Event().wait()) if message[0] == 3 else {done}"
-    killed = worker("-c", program("partitions", database, **{done: stuck}))
-    for partition in partitions:
-        killed.wait_line(f"in the middle of {partition}")
-    assert [len(effects(partition)) for partition in partitions] == [2] * 4
-    worker("-c", program("partitions", database))
+    def starting(place: str, middle: str) -> Worker:
+        changed = {place: middle + place, "async def put": f"{MIDDLE}put"}
+        return worker("-c", program("partitions", database, **changed))
+
+    await produce()
+    between = "if message is None:"
+    deaf = starting(between, f"if message and message[0] == 5 and partition == 'orders-2': await be_deaf()\n{' ' * 16}")
+    deaf.wait_line("in the middle")
+    (session,) = sessions(database)
+    within = "await conn.execute(DONE"
+    killed = starting(within, f"await hang() if message[0] == 8 else None\n{' ' * 24}")
     async with asyncio.TaskGroup() as producers:
         for _ in range(3):
-            producers.create_task(produce(5))
-    await eventually(lambda: [len(effects(name)) for name in partitions].count(20) == 2, message="half handed over")
+            producers.create_task(produce())
+    await eventually(lambda: len(sessions(database)) == 2)
+    terminate(database, session.pid)
+    await eventually(lambda: killed.lines == ["in the middle"] * 4)
+
+    deaf.tell("go on with what another is in the middle of")
+    deaf.wait_line("cancelled")
+    await eventually(lambda: len(sessions(database)) == 2, message="the first one is a member again")
+    assert [len(effects(partition)) for partition in partitions] == [7] * 4
 
     killed.kill()
     await eventually(lambda: query(database, "SELECT count(*) FROM message WHERE NOT done") == [(0,)])
     for partition in partitions:
         handled = effects(partition)
         assert [position for position, _ in handled] == list(range(1, 21))
-        assert sorted({token for _, token in handled}) == list(dict.fromkeys(token for _, token in handled))
+        terms = [token for _, token in handled]
+        assert terms == sorted(terms)
+    assert [len(list(effect)) for _, effect in groupby(token for _, token in effects("orders-2"))] == [5, 2, 13]
