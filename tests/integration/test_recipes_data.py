@@ -235,6 +235,7 @@ def test_one_of_many_migrates_the_others_wait_and_a_crash_in_the_middle_is_resum
     ready = "the schema is ready"
     for process in booted:
         assert process.lines in ([ready], ["made version 2", "made version 3", ready])
+    assert query(database, sleepers) == [(0,)], "nothing of the dead one may go on"
     rows = query(database, "SELECT version, dense_rank() OVER (ORDER BY token) FROM migration ORDER BY version")
     assert rows == [(1, 1), (2, 2), (3, 2)]
 
@@ -294,3 +295,22 @@ async def test_each_partition_is_handled_in_order_though_members_are_lost_in_the
         terms = [token for _, token in handled]
         assert terms == sorted(terms)
     assert [len(list(effect)) for _, effect in groupby(token for _, token in effects("orders-2"))] == [5, 2, 13]
+
+
+# Beside an old lock
+
+
+def test_the_new_program_begins_when_the_old_one_has_ended_and_keeps_it_out(
+    database: str, worker: Callable[..., Worker]
+) -> None:
+    trying = "SELECT pg_try_advisory_lock(7001)"
+    tried = "SELECT pid FROM pg_stat_activity WHERE query = 'SELECT pg_try_advisory_lock($1)'"
+    with psycopg.connect(database, autocommit=True) as old:
+        assert old.execute(trying).fetchone() == (True,)
+        new = worker("-c", program("old lock", database))
+        eventually_sync(lambda: query(database, tried), message="the new one leads, and tries the old lock")
+        assert new.lines == []
+    new.wait_line("working, with token 1")
+    assert query(database, trying) == [(False,)]
+    new.kill()
+    eventually_sync(lambda: query(database, trying) == [(True,)])
