@@ -272,6 +272,7 @@ async def test_each_partition_is_handled_in_order_though_members_are_lost_in_the
     between = "if message is None:"
     deaf = starting(between, f"if message and message[0] == 5 and partition == 'orders-2': await be_deaf()\n{' ' * 16}")
     deaf.wait_line("in the middle")
+    await eventually(lambda: len(sessions(database)) == 1, message="the lock for the tables is gone")
     (session,) = sessions(database)
     within = "await conn.execute(DONE"
     killed = starting(within, f"await hang() if message[0] == 8 else None\n{' ' * 24}")
@@ -285,10 +286,8 @@ async def test_each_partition_is_handled_in_order_though_members_are_lost_in_the
     deaf.tell("go on with what another is in the middle of")
     deaf.wait_line("cancelled")
     await eventually(lambda: len(sessions(database)) == 2, message="the first one is a member again")
-    assert [len(effects(partition)) for partition in partitions] == [7] * 4
-
     killed.kill()
-    await eventually(lambda: query(database, "SELECT count(*) FROM message WHERE NOT done") == [(0,)])
+    await eventually(lambda: query(database, "SELECT count(*) FROM message") == [(0,)])
     for partition in partitions:
         handled = effects(partition)
         assert [position for position, _ in handled] == list(range(1, 21))
