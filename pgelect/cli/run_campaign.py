@@ -34,6 +34,8 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 PASSED_ON = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH)
 RELEASE_S = 5.0
 """What a shutdown may take beyond the grace of the command; of it, the lock waits half for what KILL has to end."""
+CUT_SHORT = -1
+"""The keeper ended the command, for it had not heard of us for too long, and leadership has gone on all the same."""
 _RESTART_S, _RESTART_MAX_S, _STEADY_S = 1.0, 30.0, 60.0
 _BEATS = 4  # in the time in which trust may come near its end
 _LOOK_S = 0.01
@@ -166,6 +168,12 @@ class Campaign:
                 break
             if code is None:
                 break
+            if code == CUT_SHORT:
+                why = (
+                    "this process had not run for nearly a lease, so its keeper ended the command; it is started again"
+                )
+                self._report.tell("restart", why, {"delay_s": 0.0})
+                continue
             if not self._plan.restart:
                 self._finish(code)
                 break
@@ -175,7 +183,7 @@ class Campaign:
         await term.ended()
 
     async def _attend(self, term: Term) -> int | None:
-        """Run the command once; return its exit code, or None when it did not end by itself."""
+        """Run the command once; return its exit code, None when it was asked to end, or CUT_SHORT."""
         starting = asyncio.create_task(
             Command.start(
                 self._plan.command,
@@ -219,7 +227,9 @@ class Campaign:
         if self._signals:
             self._ended_with = status
         self._last_code = code
-        return code if command.exited_by_itself else None
+        if command.exited_by_itself:
+            return code
+        return None if command.was_asked else CUT_SHORT
 
     def _ask_to_end(self, command: Command, *, hurry: bool) -> None:
         if hurry:

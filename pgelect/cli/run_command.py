@@ -49,7 +49,8 @@ class Command:
         self._process = process
         self._channel = channel
         self._heard = b""
-        self._asked = False
+        self.was_asked = False
+        """To end, by this process."""
         self._pid: int | None = None
         self._status = _KILLED  # unless something else is heard
         self._over = False
@@ -120,7 +121,7 @@ class Command:
 
     def stop(self, grace_s: float) -> None:
         """Ask the whole group to end with TERM, and kill after ``grace_s`` what is left. The shortest grace counts."""
-        self._asked = True
+        self.was_asked = True
         self._tell(f"stop {grace_s}")
 
     async def gone(self) -> int:
@@ -135,7 +136,7 @@ class Command:
             self._status = int(value)
             self.exited_by_itself = word == "exited"
         if line is None:  # the keeper was killed, and so Linux has killed the command
-            self.exited_by_itself = not self._asked
+            self.exited_by_itself = not self.was_asked
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         await self._process.wait()
