@@ -57,6 +57,14 @@ class Job(Generic[T]):
             self.give_up()
             raise
 
+    def wait(self, within_s: float) -> bool:
+        """Wait for the end, but no longer; return whether it has ended. As in ``result``, an interrupt cancels."""
+        try:
+            return bool(concurrent.futures.wait([self._outcome], within_s).done)
+        except BaseException:
+            self.give_up()
+            raise
+
     def give_up(self, within_s: float | None = None) -> None:
         """Cancel it, unless it has ended, and wait for the end (no longer than that)."""
         if not self._outcome.done():
@@ -85,7 +93,8 @@ class LoopThread:
         self._jobs: dict[asyncio.Task[Any], None] = {}  # in order
         self._wake: asyncio.Future[None] | None = None
         self._stopping = False
-        self._guard = threading.Lock()  # nothing is handed to a loop that is about to be closed
+        # Nothing is handed to a loop that is about to be closed. It may be a signal handler that hands over.
+        self._guard = threading.RLock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

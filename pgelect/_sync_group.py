@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     import psycopg
 
-    from pgelect._engine import model
     from pgelect._engine.model import LockKey
     from pgelect._group.state import GroupState
     from pgelect._group_settings import BlockingGroupSettings
@@ -287,13 +286,10 @@ class LeaderGroup(Life[_asynchronous.LeaderGroup[P]], Generic[P]):
         result: R = going.result()
         return result
 
+    @property
     @override
-    def _own(self, term: model.Term) -> Term:
-        with self._guard:
-            if len(self._seen) > 2 * len(self._inner._partitions):  # of partitions that were removed
-                kept = {key: seen for key, seen in self._seen.items() if key in self._inner._partitions}
-                self._seen = kept
-            return super()._own(term)
+    def _most_seen(self) -> int:
+        return super()._most_seen + 2 * len(self._inner._partitions)
 
 
 def _checked(most: object) -> int | None:

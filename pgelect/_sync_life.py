@@ -22,6 +22,7 @@ from pgelect._engine import duty as duties
 from pgelect._engine import model
 from pgelect._engine.hooks import Hook, wanted_arguments
 from pgelect._engine.settings import check_argument_s
+from pgelect._engine.term import working_for
 from pgelect._loop_thread import LoopThread
 from pgelect._sync_term import Term
 from pgelect.errors import ForkedError, NotLeaderError, ShutdownError
@@ -68,6 +69,10 @@ E = TypeVar("E", bound="Elector")
 R = TypeVar("R")
 EXIT_WITHIN_S = 5.0
 """How long the end of the interpreter waits for what was not shut down."""
+MOST_SEEN = 8
+ANSWER_WITHIN_S = 1.0
+"""How long to wait for a loop that does not answer. A signal handler may have interrupted what holds a lock of the
+program's, as logging does, for which the loop waits: then neither would ever go on."""
 
 log = logging.getLogger("pgelect")
 _started: weakref.WeakSet[Life[Any]] = weakref.WeakSet()
@@ -94,7 +99,7 @@ class Life(Callbacks, Generic[E]):
         self._guard = threading.RLock()  # a signal handler may shut down what it has interrupted
         self._thread: LoopThread | None = None
         self._worker: CallbackThread | None = None
-        self._seen: dict[LockKey, tuple[model.Term, Term]] = {}
+        self._seen: dict[int, tuple[model.Term, Term]] = {}  # by id(), in order
         for hook, callback in self._callbacks:
             inner._add_callback(hook, callback)
 
@@ -137,7 +142,8 @@ class Life(Callbacks, Generic[E]):
     def shutdown(self, timeout_s: float = 10.0) -> None:
         """Stop: the work for what is led drains, all is unlocked, the connection is closed. Then nothing is locked.
 
-        Called by work for a term or by a callback, which it waits for, it returns once that is asked to end.
+        Called by work for a term or by a callback, which it waits for, it returns once that is asked to end. In the
+        main thread, where a signal handler may have interrupted anything, work waits a second for that, and not longer.
 
         Raises:
             ShutdownError: it took longer than ``timeout_s`` seconds; the socket was closed instead.
@@ -146,13 +152,12 @@ class Life(Callbacks, Generic[E]):
         check_argument_s("timeout_s", timeout_s)
         work = partial(self._inner.shutdown, timeout_s)
         with suppress(NotLeaderError):  # it is stopped, or another thread stops it at this moment
-            if self._is_called_by_work():
-                self._call(partial(self._under_way, work))
-                return
+            by_work = False
             try:
-                self._call(work)
+                _, by_work = self._ends(work, within_s=timeout_s + ANSWER_WITHIN_S)
             finally:
-                self._end_threads()
+                if not by_work:
+                    self._end_threads()
 
     def run(self) -> None:
         """Campaign until ``shutdown()`` is called, by a callback, another thread or a signal handler.
@@ -216,41 +221,84 @@ class Life(Callbacks, Generic[E]):
         return self._begin(work).result()
 
     def _end(self, work: Callable[[], Coroutine[Any, Any, bool]], keys: Collection[LockKey] | None = None) -> bool:
-        """Do what ends terms. It waits for work and callbacks, so for those only until the end is under way."""
-        return self._call(partial(self._under_way, work, keys) if self._is_called_by_work() else work)
+        """Do what ends terms, and return what comes of it."""
+        return self._ends(work, keys)[0] is not False
 
-    def _is_called_by_work(self) -> bool:
-        async def asked() -> bool:  # in the loop, where nothing changes meanwhile
-            return self._inner._runner.is_called_by_work
+    def _ends(
+        self,
+        work: Callable[[], Coroutine[Any, Any, R]],
+        keys: Collection[LockKey] | None = None,
+        within_s: float | None = None,
+    ) -> tuple[R | bool, bool]:
+        """Do what ends terms. It waits for work and callbacks, so for those only until the end is under way.
 
-        return self._call(asked)
+        ``within_s``: no longer than that, even if the loop does not answer.
+
+        Returns:
+            What came of it (True: it is under way), and whether work or a callback has called.
+        """
+        by_work: bool | None = None  # unknown
+
+        async def end() -> R | bool:
+            nonlocal by_work
+            by_work = self._inner._runner.is_called_by_work  # in the loop, where nothing changes meanwhile
+            return await (self._under_way(work, keys) if by_work else work())
+
+        job = self._begin(end)
+        may_be_interrupted = working_for() is not None and threading.current_thread() is threading.main_thread()
+        if may_be_interrupted and not job.wait(ANSWER_WITHIN_S) and by_work is not False:
+            return True, True
+        if within_s is not None and not by_work and not job.wait(within_s):
+            raise ShutdownError(within_s, "the thread of its event loop", is_closed=False)
+        return job.result(), bool(by_work)
 
     def _heard(self, going: asyncio.Task[object]) -> None:
         if not going.cancelled() and (error := going.exception()) is not None:
             log.error("%s: %s", self._inner._settings.key, error)
 
     def _own(self, term: model.Term) -> Term:
-        """Return that term as threads see it: always the same object."""
-        with self._guard:
-            seen = self._seen.get(term.key)
-            if seen is not None and seen[0] is term:
-                return seen[1]
-            ended, thread = threading.Event(), self._thread
-            own = Term.of(term, ended)
-            self._seen[term.key] = term, own
+        """Return that term as threads see it: always the same object.
 
-            async def watch() -> None:
-                await term.ended()
-                ended.set()
+        Without a guard, since the loop calls this, too: a signal handler that waits for the loop may have interrupted
+        the thread that holds the guard.
+        """
+        seen = self._seen.get(id(term))
+        if seen is None:
+            ended = threading.Event()
+            new = term, Term.of(term, ended)
+            seen = self._seen.setdefault(id(term), new)
+            if seen is new:
+                self._watch(term, ended)
+                self._forget()
+        return seen[1]
 
-            try:
-                if thread is None:
-                    ended.set()
-                else:
-                    thread.begin(watch)
-            except RuntimeError:  # stopped meanwhile: so the term is over
+    def _forget(self) -> None:
+        too_many = len(self._seen) - self._most_seen
+        for number, (_, own) in tuple(self._seen.items()):
+            if too_many <= 0:
+                break
+            if own.ended.is_set():
+                self._seen.pop(number, None)
+                too_many -= 1
+
+    @property
+    def _most_seen(self) -> int:
+        """How many terms to keep: the present ones, and some that callbacks are still told of."""
+        return MOST_SEEN
+
+    def _watch(self, term: model.Term, ended: threading.Event) -> None:
+        async def watch() -> None:
+            await term.ended()
+            ended.set()
+
+        thread = self._thread
+        try:
+            if thread is None:
                 ended.set()
-            return own
+            else:
+                thread.begin(watch)
+        except RuntimeError:  # stopped meanwhile: so the term is over
+            ended.set()
 
     def _end_threads(self) -> None:
         with self._guard:

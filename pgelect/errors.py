@@ -126,12 +126,16 @@ class ShutdownError(PgElectError):
         timeout_s: the timeout in seconds.
     """
 
-    def __init__(self, timeout_s: float, waiting_for: str) -> None:
+    def __init__(self, timeout_s: float, waiting_for: str, *, is_closed: bool = True) -> None:
         self.timeout_s = timeout_s
         self.waiting_for = waiting_for
         super().__init__(
             f"shutdown did not finish within {timeout_s:g} s: it was waiting for {waiting_for}. "
-            "The session was closed and the lock is free; allow more time with timeout_s, or end the work sooner."
+            + (
+                "The session was closed and the lock is free; allow more time with timeout_s, or end the work sooner."
+                if is_closed
+                else "The lock will be freed when that goes on; it may wait for what a signal handler has interrupted."
+            )
         )
 
 

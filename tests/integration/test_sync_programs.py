@@ -96,6 +96,103 @@ print("out")
     assert is_released(database, key)
 
 
+def test_a_signal_handler_may_shut_the_lock_down_wherever_it_strikes(
+    database: str, key: Key, program: Callable[[str], Worker]
+) -> None:
+    """At each line that might hold a guard: the loop must wait for none, since the handler waits for the loop."""
+    one = program("""
+import psycopg
+
+struck = at = 0
+
+def strike(frame, event, _):
+    global at
+    if "pgelect" not in frame.f_code.co_filename:
+        return None
+    if frame.f_code.co_name not in ("_own", "_watch", "_forget", "begin"):
+        return strike
+    if event == "line":
+        at += 1
+        if at == struck:
+            signal.raise_signal(signal.SIGTERM)
+    return strike
+
+def shut_down(*_):
+    sys.settrace(None)
+    lock.shutdown()
+
+signal.signal(signal.SIGTERM, shut_down)
+with psycopg.connect(sys.argv[1]) as conn:
+    while struck <= at + 1:
+        struck, at = struck + 1, 0
+        lock.start()
+        lock.wait_for_leadership(20)
+        lock._seen.clear()  # as in a new term that nobody has looked at
+        sys.settrace(strike)
+        try:
+            with lock.fence(conn):
+                pass
+        except Exception as error:
+            assert type(error).__name__ in ("StaleTokenError", "NotLeaderError"), error
+        sys.settrace(None)
+        assert (lock.state == "stopped") == (at >= struck), struck
+        lock.shutdown()
+print(struck)
+""")
+    assert one.wait(40) == 0, one.errors
+    assert int(one.lines[-1]) > 15
+    assert is_released(database, key)
+
+
+LOGS = """
+import logging
+
+class Stream:
+    def write(self, text):
+        if "mine" in text:
+            signal.raise_signal(signal.SIGTERM)
+    def flush(self):
+        pass
+
+logging.basicConfig(level=logging.INFO, stream=Stream())
+"""
+
+
+def test_a_signal_handler_may_shut_the_lock_down_while_the_work_writes_to_the_log(
+    database: str, key: Key, program: Callable[[str], Worker]
+) -> None:
+    """The lock logs, too: its loop waits for the log, which waits for the handler."""
+    one = program(f"""{LOGS}
+signal.signal(signal.SIGTERM, lambda number, frame: lock.shutdown())
+with lock:
+    lock.lead(lambda term: (logging.info("mine"), print(term.ended.wait(60))), repeat=True)
+print("out")
+""")
+    assert one.wait(20) == 0
+    assert [line for line in one.lines if "told" not in line] == ["True", "out"]
+    assert is_released(database, key)
+
+
+def test_a_shutdown_whose_loop_does_not_answer_ends_all_the_same(
+    database: str, key: Key, program: Callable[[str], Worker]
+) -> None:
+    one = program(f"""{LOGS}
+def shut_down(number, frame):
+    try:
+        lock.shutdown(timeout_s=0)
+    except Exception as error:
+        print(type(error).__name__, str(error).endswith("has interrupted."))
+
+signal.signal(signal.SIGTERM, shut_down)
+lock.start()
+lock.wait_for_leadership(20)
+logging.info("mine")
+""")
+    assert one.wait(20) == 0
+    assert "ShutdownError True" in one.lines
+    eventually_sync(lambda: sessions(database) == [])
+
+
 def test_a_lock_made_before_a_fork_may_be_started_in_each_child(
     database: str, key: Key, program: Callable[[str], Worker]
 ) -> None:
