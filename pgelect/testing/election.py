@@ -1,14 +1,16 @@
 """Whole elections in memory, without PostgreSQL: for the tests of programs that elect a leader.
 
-Inside ``local_election()`` every ``LeaderLock`` and ``LeaderGroup`` that is made is the real one, but for two things:
-its sessions are with a fake server, whatever its DSN says, and its time is a clock that the test moves.
+Inside ``local_election()`` every ``LeaderLock`` and ``LeaderGroup`` that is made or started is the real one, but for
+two things: its sessions are with a fake server, whatever its DSN says, and its time is a clock that the test moves.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import weakref
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -52,6 +54,7 @@ class LocalElection:
         self.server = FakeServer(clock=self.clock, wait_slice_s=0.02)
         self._runners: weakref.WeakSet[Runner | GroupRunner] = weakref.WeakSet()
         self._rivals: dict[tuple[int, int], pgelect.lock.LeaderLock] = {}
+        self._adopted: list[tuple[Any, Any]] = []  # made elsewhere, and their own clocks
 
     async def settle(self) -> None:
         """Let everything happen that is due now: locks that start, terms that begin, callbacks."""
@@ -64,6 +67,8 @@ class LocalElection:
         Raises:
             ValueError: ``seconds`` is negative or not finite.
         """
+        if not math.isfinite(seconds) or seconds < 0:
+            raise ValueError(f"seconds={seconds!r} must be finite and not negative")
         step_s = min((runner.settings.health_interval_s / 2 for runner in self._runners), default=1.0)
         if any(isinstance(runner, GroupRunner) and runner.running for runner in self._runners):
             step_s = min(step_s, _GROUP_STEP_S)
@@ -113,7 +118,10 @@ class LocalElection:
         Raises:
             KeyError: it was not taken away.
         """
-        await self._rivals.pop((lock.key.key1, lock.key.key2)).shutdown()
+        rival = self._rivals.pop((lock.key.key1, lock.key.key2), None)
+        if rival is None:
+            raise KeyError(f"{lock!r} was not taken away")
+        await rival.shutdown()
         await self.settle()
 
     def end_session(self, of: pgelect.lock.LeaderLock | pgelect.group.LeaderGroup[Any]) -> None:
@@ -150,6 +158,20 @@ class LocalElection:
     def _clock(self) -> FakeClock:
         return self.clock
 
+    def _adopting(self, start: Any) -> Any:
+        @wraps(start)
+        async def begin(elector: Any) -> None:
+            if elector._clock is not self.clock and not elector._runner.running:  # noqa: SLF001 -- a friend
+                self._adopted.append((elector, elector._clock))  # noqa: SLF001
+                _give_clock(elector, self.clock)
+            await start(elector)
+
+        return begin
+
+    def _release(self) -> None:
+        for elector, clock in self._adopted:
+            _give_clock(elector, clock)
+
     def _watched(self, kind: Any) -> Any:
         def make(*arguments: Any, **more: Any) -> Any:
             runner = kind(*arguments, **more)
@@ -159,9 +181,15 @@ class LocalElection:
         return make
 
 
+def _give_clock(elector: Any, clock: Any) -> None:
+    elector._clock = clock  # noqa: SLF001 -- a friend
+    if not elector._runner.running:  # noqa: SLF001
+        elector._rebuild()  # noqa: SLF001
+
+
 @contextmanager
 def local_election() -> Iterator[LocalElection]:
-    """Have every lock and group that is made in this block elect in memory, among themselves.
+    """Have every lock and group that is made or started in this block elect in memory, among themselves.
 
     They must be used, and shut down, inside it, in one event loop at a time; ``pgelect.sync`` is not covered.
     """
@@ -174,6 +202,12 @@ def local_election() -> Iterator[LocalElection]:
             (pgelect.group, "PostgresGroupSession", election._group_session),  # noqa: SLF001
             (pgelect.group, "SystemClock", election._clock),  # noqa: SLF001
             (pgelect.group, "Runner", election._watched(GroupRunner)),  # noqa: SLF001
+            (pgelect.lock.LeaderLock, "start", election._adopting(pgelect.lock.LeaderLock.start)),  # noqa: SLF001
+            (pgelect.group.LeaderGroup, "start", election._adopting(pgelect.group.LeaderGroup.start)),  # noqa: SLF001
         ):
             stack.enter_context(patch.object(module, name, instead))
-        yield election
+        try:
+            yield election
+        finally:
+            stack.close()  # so that what they are given back is real
+            election._release()  # noqa: SLF001

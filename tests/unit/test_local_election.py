@@ -166,6 +166,45 @@ async def test_groups_share_partitions_in_memory(election: LocalElection) -> Non
         await group.shutdown()
 
 
+MADE_AT_IMPORT = LeaderLock(NOWHERE, name="made at import")
+GROUP_MADE_AT_IMPORT = LeaderGroup(NOWHERE, names=["a"], group="made at import")
+TOLD: list[int] = []
+MADE_AT_IMPORT.on_acquired(lambda term: TOLD.append(term.token))
+
+
+@pytest.mark.parametrize("time", ["first", "second"])
+async def test_what_a_module_made_when_it_was_imported_elects_in_memory_too(time: str) -> None:
+    """Twice, as in two tests of one run: each begins anew."""
+    TOLD.clear()
+    with local_election() as election:
+        async with MADE_AT_IMPORT as lock, GROUP_MADE_AT_IMPORT as group:
+            await election.advance(30)
+            assert [lock.is_leader, *group.leading] == [True, "a"]
+            await election.take_away(lock)
+            await election.give_back(lock)
+            await election.advance(5)
+            assert [lock.is_leader, *group.leading] == [True, "a"]
+            election.clock.advance(15)
+            assert [lock.is_leader, *group.leading] == [False]
+    assert len(TOLD) == 2, time
+    assert isinstance(MADE_AT_IMPORT._clock, SystemClock)
+    assert isinstance(GROUP_MADE_AT_IMPORT._runner._clock, SystemClock)
+    assert not hasattr(LeaderLock.start, "__wrapped__")
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+async def test_time_that_cannot_pass_is_refused(election: LocalElection, seconds: float) -> None:
+    with pytest.raises(ValueError, match="seconds="):
+        await election.advance(seconds)
+    with pytest.raises(ValueError, match="seconds="):
+        await election.suspend(seconds)
+
+
+async def test_what_was_not_taken_away_cannot_be_given_back(election: LocalElection) -> None:
+    with pytest.raises(KeyError, match=r"'x' .* was not taken away"):
+        await election.give_back(LeaderLock(NOWHERE, name="x"))
+
+
 async def test_outside_the_block_everything_is_real_again() -> None:
     with local_election() as election:
         inside = LeaderLock(NOWHERE, name="x")
