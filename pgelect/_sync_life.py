@@ -156,7 +156,7 @@ class Life(Callbacks, Generic[E]):
             try:
                 _, by_work = self._ends(work, within_s=timeout_s + ANSWER_WITHIN_S)
             finally:
-                if not by_work:
+                if not by_work and not self._inner._runner.running:  # else it was interrupted, and can be called again
                     self._end_threads()
 
     def run(self) -> None:

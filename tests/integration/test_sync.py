@@ -75,6 +75,25 @@ def test_a_block_leads_and_leaves_nothing_behind(database: str, key: Key) -> Non
     assert threads_of_locks() == []
 
 
+def test_a_shutdown_that_was_interrupted_can_be_called_again(
+    database: str, key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    lock = make(database, key)
+    lock.start()
+    term = lock.wait_for_leadership(scaled(10))
+    with monkeypatch.context() as patched:
+        patched.setattr(lock, "_ends", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lock.shutdown()
+    assert lock.is_leader
+    lock.shutdown()
+    assert term.ended.is_set()
+    assert threads_of_locks() == []
+
+
 def test_it_can_be_started_again(database: str, key: Key) -> None:
     lock = make(database, key)
     tokens = []
