@@ -24,7 +24,7 @@ from pgelect._engine.hooks import Hook, wanted_arguments
 from pgelect._engine.settings import check_argument_s
 from pgelect._engine.term import working_for
 from pgelect._loop_thread import LoopThread
-from pgelect._sync_term import Term
+from pgelect._sync_term import Term, Turns
 from pgelect.errors import ForkedError, NotLeaderError, ShutdownError
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class Life(Callbacks, Generic[E]):
         self._guard = threading.RLock()  # a signal handler may shut down what it has interrupted
         self._thread: LoopThread | None = None
         self._worker: CallbackThread | None = None
+        self._turns: dict[int, Turns[Any]] = {}  # by thread
         self._seen: dict[int, tuple[model.Term, Term]] = {}  # by id(), in order
         for hook, callback in self._callbacks:
             inner._add_callback(hook, callback)
@@ -238,15 +239,18 @@ class Life(Callbacks, Generic[E]):
             What came of it (True: it is under way), and whether work or a callback has called.
         """
         by_work: bool | None = None  # unknown
+        turns = self._turns.get(threading.get_ident())
 
         async def end() -> R | bool:
             nonlocal by_work
             by_work = self._inner._runner.is_called_by_work  # in the loop, where nothing changes meanwhile
+            by_work = by_work or (turns is not None and turns.is_under_way)
             return await (self._under_way(work, keys) if by_work else work())
 
         job = self._begin(end)
-        may_be_interrupted = working_for() is not None and threading.current_thread() is threading.main_thread()
-        if may_be_interrupted and not job.wait(ANSWER_WITHIN_S) and by_work is not False:
+        may_be_interrupted = threading.current_thread() is threading.main_thread()
+        works = working_for() is not None or turns is not None
+        if works and may_be_interrupted and not job.wait(ANSWER_WITHIN_S) and by_work is not False:
             return True, True
         if within_s is not None and not by_work and not job.wait(within_s):
             raise ShutdownError(within_s, "the thread of its event loop", is_closed=False)

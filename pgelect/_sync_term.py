@@ -92,6 +92,11 @@ class Turn(Generic[T]):
             with self._life.worked_for():
                 yield
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the loop has heard that it is done; asked in the loop."""
+        return self._done.done()
+
     def finish(self, value: T | None = None, error: Exception | None = None) -> None:
         """Tell the loop that it is done; safe from any thread. The first time counts."""
         self._loop.call_soon_threadsafe(settle, self._done, value, error)
@@ -111,6 +116,11 @@ class Turns(Generic[T]):
         self._queue: SimpleQueue[Turn[T] | None] = SimpleQueue()
         self._last: Turn[T] | None = None
         self._closed = False
+
+    @property
+    def is_under_way(self) -> bool:
+        """One is handed over, and not done: the thread works, or is about to; asked in the loop."""
+        return self._last is not None and not self._last.is_done
 
     def __iter__(self) -> Iterator[Turn[T]]:
         """Wait for each, in the thread, until there will be no more."""

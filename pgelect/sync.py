@@ -15,6 +15,7 @@ for a process that is stopped.) `LeaderGroup` is the same for a group, with a th
 from __future__ import annotations
 
 import asyncio
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
@@ -127,7 +128,7 @@ class LeaderLock(Status, Life[_asynchronous.LeaderLock], Fences):
         Raises:
             PgElectError: the lock stopped by itself, for this reason.
         """
-        turns = Turns[R]()
+        turns = self._turns[threading.get_ident()] = Turns[R]()
         job = self._begin(lambda: self._inner.lead(turns.hand_over, repeat=repeat))
         job.when_done(turns.end)
         try:
@@ -145,7 +146,7 @@ class LeaderLock(Status, Life[_asynchronous.LeaderLock], Fences):
         A clean release waits, at most ``drain_timeout_s``, until the body asks for the next term. Let the body look at
         ``term.ended``.
         """
-        turns = Turns[None]()
+        turns = self._turns[threading.get_ident()] = Turns[None]()
 
         async def once(term: model.Term) -> None:
             await turns.hand_over(term)

@@ -18,6 +18,7 @@ from pgelect import (
     ShutdownError,
     StaleTokenError,
 )
+from pgelect._sync_term import Turn
 from pgelect.sync import LeaderLock, Term, check_token, fenced
 from tests.support.locks import QUICK, SHORT_LEASE, Key
 from tests.support.server import lock_holders, query, sessions, terminate
@@ -256,6 +257,28 @@ def test_a_duty_may_end_its_own_term(database: str, key: Key, call: str) -> None
         assert lock.lead(duty) == ("done" if call == "step_down" else None)
     assert query(database, "SELECT released_at IS NOT NULL FROM pgelect.token") == [(True,)]
     assert len(calls) == (2 if call == "step_down" else 1)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_signal_handler_may_shut_down_just_before_and_just_after_the_duty(
+    database: str, key: Key, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """The thread has its turn then, and the drain waits for it."""
+    seen: list[object] = []
+
+    @contextmanager
+    def working(_: object) -> Iterator[None]:
+        if not before:
+            yield
+        lock.shutdown()
+        seen.append("shut down")
+        if before:
+            yield
+
+    monkeypatch.setattr(Turn, "working", working)
+    with make(database, key) as lock:
+        lock.lead(lambda term: seen.append(term.ended.is_set()))
+    assert seen == (["shut down", True] if before else [False, "shut down"])
 
 
 def test_terms_come_one_after_another(database: str, key: Key) -> None:
