@@ -62,6 +62,7 @@ def drop(m: Machine, *, orderly: bool = False) -> Step:
         proof_at=inf,
         look_at=inf,
         heir_until=-inf,
+        unwaited_until=-inf,
         poll_s=0.0,
         view=View(),
         print=None,
@@ -115,10 +116,11 @@ def _next(m: Machine, now: float) -> Io:  # noqa: PLR0911 -- a flat list of prio
 
 
 def _wait(m: Machine, now: float) -> Io:
-    """Wait for the end of the next member in the ring; one that is alone, or leaves, idles."""
+    """Wait for the end of the next member in the ring; one that is alone, or leaves, or must not, idles."""
     until = min(m.proof_at, m.look_at) if m.state is MEMBER else m.proof_at
     wait_s = max(0.0, min(m.poll_s or m.rules.wait_s, until - now))
-    next_one = successor(m.me, m.view.members) if m.state is MEMBER else None
+    may_wait = m.state is MEMBER and now >= m.unwaited_until
+    next_one = successor(m.me, m.view.members) if may_wait else None
     return Watch(wait_s) if next_one is None else Look(m.print, next_one, wait_s)
 
 

@@ -101,6 +101,7 @@ class Machine:
     proof_at: float = inf
     look_at: float = inf  # a look at the whole group is due
     heir_until: float = -inf  # the next member has died: take all that is free, whatever the share
+    unwaited_until: float = -inf  # the server has refused a wait for the next member: none until then
     poll_s: float = 0.0  # something is about to change: look that often; 0: nothing is
     view: View = field(default_factory=View)
     print: int | None = None  # of that view

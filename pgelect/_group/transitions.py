@@ -21,6 +21,7 @@ from pgelect._group.events import (
     Heeded,
     Join,
     Joined,
+    Look,
     Looked,
     Mint,
     Opened,
@@ -160,7 +161,7 @@ def looked_leaving(m: Machine, event: Looked, now: float) -> Step:
 
 def taken(m: Machine, event: Taken, now: float) -> Step:
     """Tokens were minted: those that are still wanted begin, or wait for the takeover delay."""
-    asked = m.io.keys if isinstance(m.io, Take) else (m.io.key,) if isinstance(m.io, Mint) else ()
+    asked = set(m.io.keys if isinstance(m.io, Take) else (m.io.key,) if isinstance(m.io, Mint) else ())
     m = replace(
         m,
         io=None,
@@ -225,8 +226,14 @@ def watch_ended(m: Machine, _: WatchEnded, now: float) -> Step:
 
 
 def refused(m: Machine, event: Refused, now: float) -> Step:
-    """After a proof that the server refused, by a cancel for one: soon once more, while trust lasts."""
+    """After a proof that the server refused, by a cancel for one: soon once more, while trust lasts.
+
+    If it was to come after a wait, that may be what was refused: a server without room for locks has none for a wait
+    either. The proofs come without waits then.
+    """
     soon = min(m.rules.health_interval_s, max(0.0, m.trusted_until - now) / 4)
+    if isinstance(m.io, Look) and m.io.wait_for is not None:
+        m = replace(m, unwaited_until=now + soon)
     m, effects = idle(replace(m, io=None, proof_at=now + soon, look_at=max(m.look_at, now + soon)), now)
     return m, (Report(event.error), *effects)
 

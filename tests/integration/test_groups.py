@@ -390,6 +390,37 @@ async def test_when_the_server_has_no_room_for_locks_what_is_led_stays_led_and_t
             assert set(holders(database, names)) == set(names[:50])
 
 
+async def test_when_a_stranger_takes_all_room_for_locks_members_that_wait_for_each_other_keep_what_they_lead() -> None:
+    crowd = {"max_locks_per_transaction": "10", "max_connections": "20", "max_worker_processes": "1"}
+    with throwaway_postgres(settings=crowd) as server, fresh_database(server) as database:
+        async with members(database, 2, group="g") as groups, await psycopg.AsyncConnection.connect(database) as conn:
+            errors: list[Exception] = []
+            for group in groups:
+                group.on_error(errors.append)
+            before = [dict(group.leading) for group in groups]
+            await conn.set_autocommit(True)
+            with pytest.raises(psycopg.errors.OutOfMemory):
+                await conn.execute("SELECT pg_advisory_lock(8, number) FROM generate_series(1, 100000) AS number")
+            for number in range(100000):
+                try:
+                    await conn.execute("SELECT pg_advisory_lock(9, %s)", (number,))
+                except psycopg.errors.OutOfMemory:
+                    await asyncio.sleep(0.01)  # members wait in turns: there is room while they do not
+                if errors:
+                    break
+            assert "max_locks_per_transaction" in str(errors[0])
+            loop = asyncio.get_running_loop()
+            ends = [loop.time() + group.trust_left_s for group in groups]
+            await eventually(
+                lambda: all(
+                    loop.time() + group.trust_left_s > end + 1 for group, end in zip(groups, ends, strict=True)
+                ),
+                message="both have proved their locks since",
+            )
+            assert [dict(group.leading) for group in groups] == before
+            assert len(errors) < 50
+
+
 async def test_a_fork_is_inert(database: str) -> None:
     async with members(database, 1) as (group,):
         child = os.fork()

@@ -246,6 +246,24 @@ def test_trust_counts_from_when_the_proof_was_sent() -> None:
     assert machine.trusted_until == 10.0  # never less than what was promised before
 
 
+def test_a_wait_that_the_server_refuses_is_left_out_for_a_while_and_the_proofs_go_on() -> None:
+    """As when it has no room for one more lock: tried again at once and for ever, no proof would come any more."""
+    machine, _ = after(leader(), (3.0, ev.WatchEnded(1)), (3.0, ev.Looked(1, 3.0, 2, view((9, 102)))))
+    assert isinstance(machine.io, ev.Look)
+    assert machine.io.wait_for == 9
+    machine, effects = after(machine, (3.1, ev.Refused(1, PgElectError("out of shared memory"))))
+    assert isinstance(machine.io, ev.Watch)
+    for now in (3.2, 4.2, 5.2):
+        machine, effects = after(machine, (now, ev.WatchEnded(1)))
+        assert ios(effects) == [ev.Look(machine.print)]
+        machine, _ = after(machine, (now, ev.Looked(1, now, 2, view((9, 102)))))
+        assert isinstance(machine.io, ev.Watch)
+        assert machine.trusted_until == now + RULES.trust_s
+    machine, _ = after(machine, (6.2, ev.WatchEnded(1)), (6.2, ev.Looked(1, 6.2, 2)))
+    assert isinstance(machine.io, ev.Look)  # the server may have room again
+    assert machine.io.wait_for == 9
+
+
 def test_after_an_unclean_end_a_partition_waits_for_the_takeover_delay() -> None:
     slow = replace(RULES, takeover_delay_s=1.5)
     machine, effects = after(
