@@ -309,13 +309,13 @@ class LeaderGroup(GroupStatus[P], Callbacks):
         Raises:
             KeyError: one is none of the group's partitions; nothing is changed.
         """
-        for key in self._dropped(partitions):
-            await self._runner.gone(key)
+        await self._runner.gone(self._dropped(partitions))
 
     def _dropped(self, partitions: Iterable[P]) -> list[LockKey]:
         self._check_caller()
         gone = [self._own(partition) for partition in partitions]
-        self._repartition({key: shown for key, shown in self._partitions.items() if key not in gone})
+        dropped = set(gone)
+        self._repartition({key: shown for key, shown in self._partitions.items() if key not in dropped})
         return gone
 
     def _repartition(self, partitions: dict[LockKey, Any]) -> None:

@@ -14,7 +14,6 @@ from pgelect._engine.ending import ended_from_outside
 from pgelect._engine.futures import settle
 from pgelect._engine.hooks import Hook
 from pgelect._engine.journal import Journal
-from pgelect._engine.state import Pulse
 from pgelect._group import events as ev
 from pgelect._group.answers import Answers
 from pgelect._group.machine import step
@@ -25,7 +24,7 @@ from pgelect._group.terms import Duty, Terms
 from pgelect.errors import ConnectionError, SessionLostError  # noqa: A004 -- ours on purpose
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Collection, Coroutine
 
     from pgelect._engine.clock import Clock
     from pgelect._engine.model import Backend, LockKey, Term
@@ -63,6 +62,7 @@ class Runner(Answers):
         self._journal = Journal(self._label, clock)
         self._performer = Performer(settings, sessions, strategy, clock)
         self._machine = Machine(rules, partitions)
+        self._wanted = partitions  # ahead of the machine's while that has yet to hear of a change
         self._inbox: deque[ev.Event] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -125,6 +125,7 @@ class Runner(Answers):
         if self._task is not None:  # of an earlier run: a callback may still hang, a session may still be closing
             self.terms.kill()
             await self.stopped(with_callbacks=True)
+        self.repartition(self._wanted)  # what came when the last run was over already
         self._journal.started(self.settings.health_interval_s)
         self._first = loop.create_future()
         self.terms.start()
@@ -144,23 +145,27 @@ class Runner(Answers):
         if not numbers and (keys is not None or not self._machine.connected):
             return False
         self.post(ev.StepDown(keys, drain_s, cooldown_s))
-        while self.running and any(
-            key in self._machine.held and self._machine.held[key].number == number for key, number in numbers.items()
-        ):
-            await self.change()
+        for key, number in numbers.items():
+            while self.running and key in (held := self._machine.held) and held[key].number == number:
+                await self.change()
         return bool(numbers)
 
     def repartition(self, keys: tuple[LockKey, ...]) -> None:
         """Campaign for these from now on."""
+        self._wanted = keys
         if self.running:
             self.post(ev.Partitions(keys))
         else:
             self._machine, _ = step(self._machine, ev.Partitions(keys), self._clock.now())
 
-    async def gone(self, key: LockKey) -> None:
-        """Wait until nothing of that partition is held."""
-        while self.running and (key in self._machine.held or key in self._machine.partitions):
+    async def gone(self, keys: Collection[LockKey]) -> None:
+        """After ``repartition``: wait until nothing of these partitions is held, but of those that are wanted again."""
+        before = self._wanted
+        while self.running and self._machine.partitions is not self._wanted:
             await self.change()
+        for key in keys:
+            while self.running and key in self._machine.held and (self._wanted is before or key not in self._wanted):
+                await self.change()
 
     async def lead(self, work: Callable[[Term], Awaitable[object]]) -> None:
         """Run ``work(term)`` for each partition while it is led, until the group stops.
@@ -203,16 +208,6 @@ class Runner(Answers):
         old.snapshot = Snapshot()
         old._performer.abandon()
         self.terms.general.take_over(old.terms.general)
-
-    def pulse(self) -> Pulse:
-        """Tell what its health is judged by."""
-        return Pulse(
-            now=self._clock.now(),
-            due_at=self._machine.deadline,
-            connected=self._machine.connected,
-            trouble=self._journal.trouble,
-            trouble_since=self._journal.trouble_since,
-        )
 
     @property
     def backend(self) -> Backend | None:
@@ -301,7 +296,7 @@ class Runner(Answers):
             state=m.state,
             trusted_until=m.trusted_until,
             proved_at=m.proved_at,
-            terms=self.terms.present,
+            terms=self.terms.present(),
             share=m.share,
             members=len(m.view.members),
         )

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pgelect")
 
+_OVER_MOST = 16
+
 
 class Terms:
     """Keeps the present terms, by partition."""
@@ -41,7 +43,8 @@ class Terms:
     ) -> None:
         """``drained``: told of a term whose work has stopped. ``give_up``: called for one that nobody works for."""
         self.general = Dispatcher(lambda _, __: None)  # for what is of no partition; has the callbacks
-        self.present: Mapping[LockKey, tuple[int, Term]] = {}  # those that are led; replaced as a whole
+        self._led: dict[LockKey, tuple[int, Term]] = {}
+        self._present: Mapping[LockKey, tuple[int, Term]] | None = {}  # a copy of that; None: out of date
         self._strategy = strategy
         self._clock = clock
         self._drained = drained
@@ -49,6 +52,7 @@ class Terms:
         self.report = report
         self._lives: dict[LockKey, tuple[int, Term, TermLife]] = {}
         self._over: list[TermLife] = []  # for which somebody may still work
+        self._over_most = _OVER_MOST  # so many, until it is looked who still does
         self._dispatchers: dict[LockKey, Dispatcher] = {}
         self._failures: dict[LockKey, Backoff] = {}
         self._begun: dict[Callable[[Term, TermLife], None], None] = {}
@@ -61,7 +65,13 @@ class Terms:
         life = TermLife()
         term = life.term(grant, settings, is_current, key)
         self._lives[key] = number, term, life
-        self.present = {**self.present, key: (number, term)}
+        self._led[key], self._present = (number, term), None
+
+    def present(self) -> Mapping[LockKey, tuple[int, Term]]:
+        """Give the terms that are led, as they are now: many may begin or end between two calls, for one copy."""
+        if self._present is None:
+            self._present = dict(self._led)
+        return self._present
 
     def tell_begun(self, key: LockKey) -> None:
         """Tell callbacks and duties that it has begun."""
@@ -89,15 +99,17 @@ class Terms:
         """End that term, and tell of it."""
         _, term, life = self._lives.pop(key)
         life.end()
-        self._over = [*(one for one in self._over if one.busy), life]
+        self._over.append(life)
+        if len(self._over) > self._over_most:
+            self._over_most = max(_OVER_MOST, 2 * len(self._working()))
         dispatcher = self._dispatcher(key)
         dispatcher.post(Hook.RELEASED if released else Hook.LOST, term, life=life)
         dispatcher.finish()
 
     def forget(self, key: LockKey) -> None:
         """Have that partition no longer count as led; ``drain`` or ``end`` follows."""
-        if key in self.present:
-            self.present = {other: found for other, found in self.present.items() if other != key}
+        if self._led.pop(key, None) is not None:
+            self._present = None
 
     @property
     def busy(self) -> bool:

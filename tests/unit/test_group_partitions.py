@@ -1,0 +1,73 @@
+"""Partitions that are added and removed: at any moment, and many at once."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from pgelect import LeaderGroup, LockKey, Term
+from pgelect.testing import LocalElection, local_election
+
+
+@pytest.fixture
+def election() -> Iterator[LocalElection]:
+    with local_election() as made:
+        yield made
+
+
+async def test_a_removal_ends_when_the_partition_is_added_again_meanwhile(election: LocalElection) -> None:
+    async def cleans_up(_: str, term: Term) -> None:
+        try:
+            await term.ended()
+        finally:
+            await asyncio.shield(cleaned.wait())
+
+    cleaned = asyncio.Event()
+    async with LeaderGroup(names=["a", "b"]) as group, asyncio.timeout(20):
+        working = asyncio.create_task(group.lead(cleans_up))
+        await election.advance(1)
+        removing = asyncio.create_task(group.remove("a"))
+        await asyncio.sleep(0)
+        group.add("a")
+        await removing
+        cleaned.set()
+        await election.advance(3)
+        assert sorted(group.leading) == ["a", "b"]
+    await working
+
+
+@pytest.mark.parametrize("turns", range(16))
+async def test_what_is_added_while_a_group_stops_is_led_after_its_next_start(
+    election: LocalElection, turns: int
+) -> None:
+    group = LeaderGroup(names=["a"])
+    await group.start()
+    await election.advance(1)
+    stopping = asyncio.create_task(group.shutdown())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    group.add("b")
+    await stopping
+    async with group:
+        await election.advance(3)
+        assert sorted(group.leading) == ["a", "b"]
+
+
+async def test_many_are_taken_and_removed_without_comparing_each_with_each(
+    election: LocalElection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That would hold up the event loop for longer than the lease."""
+
+    def equal(one: LockKey, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return isinstance(other, LockKey) and (one.key1, one.key2) == (other.key1, other.key2)
+
+    compared, keys = 0, [(7, number) for number in range(-500, 500)]
+    monkeypatch.setattr(LockKey, "__eq__", equal)
+    async with LeaderGroup(keys=keys) as group:
+        await election.advance(3)
+        assert len(group.leading) == len(keys)
+        await group.remove(*keys[:500])
+        assert len(group.leading) == 500
+    assert compared < 100 * len(keys)
