@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pgelect")
 
-_OVER_MOST = 16
+_KEPT_MOST = 16  # of what is over, until it is looked what of it is still needed
 
 
 class Terms:
@@ -52,8 +52,9 @@ class Terms:
         self.report = report
         self._lives: dict[LockKey, tuple[int, Term, TermLife]] = {}
         self._over: list[TermLife] = []  # for which somebody may still work
-        self._over_most = _OVER_MOST  # so many, until it is looked who still does
+        self._over_most = _KEPT_MOST
         self._dispatchers: dict[LockKey, Dispatcher] = {}
+        self._dispatchers_most = _KEPT_MOST
         self._failures: dict[LockKey, Backoff] = {}
         self._begun: dict[Callable[[Term, TermLife], None], None] = {}
         self._draining: dict[asyncio.Task[None], None] = {}
@@ -101,7 +102,7 @@ class Terms:
         life.end()
         self._over.append(life)
         if len(self._over) > self._over_most:
-            self._over_most = max(_OVER_MOST, 2 * len(self._working()))
+            self._over_most = max(_KEPT_MOST, 2 * len(self._working()))
         dispatcher = self._dispatcher(key)
         dispatcher.post(Hook.RELEASED if released else Hook.LOST, term, life=life)
         dispatcher.finish()
@@ -197,10 +198,19 @@ class Terms:
     def _dispatcher(self, key: LockKey) -> Dispatcher:
         found = self._dispatchers.get(key)
         if found is None or not found.reopen():
+            self._discard_dispatchers()
             found = self._dispatchers[key] = Dispatcher(self.failed)
             found.take_over(self.general)
             found.start()
         return found
+
+    def _discard_dispatchers(self) -> None:
+        """Forget those of partitions that are not led any more and have told everything: there may be ever new ones."""
+        if len(self._dispatchers) >= self._dispatchers_most:
+            self._dispatchers = {
+                key: one for key, one in self._dispatchers.items() if key in self._lives or not one.idle
+            }
+            self._dispatchers_most = max(_KEPT_MOST, 2 * len(self._dispatchers))
 
 
 async def _all_of(coroutines: list[Coroutine[Any, Any, None]]) -> None:

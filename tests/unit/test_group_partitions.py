@@ -1,11 +1,13 @@
 """Partitions that are added and removed: at any moment, and many at once."""
 
 import asyncio
+import gc
 from collections.abc import Iterator
 
 import pytest
 
 from pgelect import LeaderGroup, LockKey, Term
+from pgelect._engine.dispatch import Dispatcher
 from pgelect.testing import LocalElection, local_election
 
 
@@ -71,3 +73,33 @@ async def test_many_are_taken_and_removed_without_comparing_each_with_each(
         await group.remove(*keys[:500])
         assert len(group.leading) == 500
     assert compared < 100 * len(keys)
+
+
+async def test_partitions_that_come_and_go_leave_nothing_behind(election: LocalElection) -> None:
+    told: list[str | None] = []
+    async with LeaderGroup(names=["a"]) as group:
+        group.on_released(lambda term: told.append(term.key.name))
+        for number in range(100):
+            group.add(f"tenant {number}")
+            await election.advance(0.5)
+            await group.remove(f"tenant {number}")
+        await election.settle()
+        assert told == [f"tenant {number}" for number in range(100)]
+        gc.collect()
+        assert sum(isinstance(one, Dispatcher) for one in gc.get_objects()) < 50
+
+
+async def test_what_only_one_member_knows_is_led_within_its_share_and_all_of_it_once_all_know(
+    election: LocalElection,
+) -> None:
+    """A member cannot know what others do not campaign for."""
+    names = [f"p{number}" for number in range(4)]
+    async with LeaderGroup(names=names, group="g") as one, LeaderGroup(names=names, group="g") as other:
+        await election.advance(12)
+        assert (len(one.leading), len(other.leading)) == (2, 2)
+        one.add("p4", "p5", "p6", "p7")
+        await election.advance(12)
+        assert (len(one.leading), len(other.leading)) == (4, 2)
+        other.add("p4", "p5", "p6", "p7")
+        await election.advance(12)
+        assert (len(one.leading), len(other.leading)) == (4, 4)
