@@ -296,6 +296,8 @@ class LeaderGroup(GroupStatus[P], Callbacks):
     def add(self, *partitions: P) -> None:
         """Campaign for more partitions, from now on; those that are there already are left as they are.
 
+        Tell all members: each counts its share of what it knows, so what only some of them know may be led by nobody.
+
         Raises:
             ValueError, TypeError: one is not of the kind that the group was made with, or two have the same keys.
         """
