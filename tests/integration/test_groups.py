@@ -353,6 +353,21 @@ async def test_a_single_lock_and_a_group_exclude_each_other(database: str) -> No
             await balanced([group])
 
 
+async def test_tokens_pass_over_those_of_a_lost_tail_as_those_of_a_lock_do(database: str) -> None:
+    """As after pg_upgrade of a server that had been promoted five times: the row says so; the timeline is 1 again."""
+
+    async def tokens() -> list[int]:
+        async with made(database, ["a", "b"]) as group, LeaderLock(database, name="c") as lock:
+            term = await lock.wait_for_leadership(timeout_s=10)
+            await eventually(lambda: len(group.leading) == 2, message="both are led")
+            return [*(led.token for led in group.leading.values()), term.token]
+
+    assert {token >> 40 for token in await tokens()} == {0}
+    with psycopg.connect(database) as conn:
+        conn.execute("UPDATE pgelect.token SET timeline = 6, token = (5::int8 << 40) + 1000")
+    assert {token >> 40 for token in await tokens()} == {6}
+
+
 async def test_a_silent_link_ends_all_terms_and_the_next_session_ends_the_ghost(
     proxy: BreakableProxy, database: str
 ) -> None:
