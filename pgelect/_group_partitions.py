@@ -44,7 +44,7 @@ def key_of(partition: Any) -> LockKey:
     if isinstance(partition, str):
         return LockKey.from_name(partition)
     if not isinstance(partition, tuple) or len(partition) != 2:
-        raise TypeError(f"{partition!r} is not a pair of numbers")
+        raise TypeError(f"{partition!r} is not a pair of numbers: a tuple of two")
     return LockKey(*partition)
 
 
@@ -57,5 +57,8 @@ def group_name(name: object, partitions: Iterable[LockKey]) -> str:
     if name is None:
         pairs = sorted((key.key1, key.key2) for key in partitions)
         return f"group {sha256(repr(pairs).encode()).hexdigest()[:12]}"
-    LockKey.from_name(name)  # type: ignore[arg-type]  # checks it
+    try:
+        LockKey.from_name(name)  # type: ignore[arg-type]  # checks it
+    except (TypeError, ValueError) as error:
+        raise type(error)(str(error).replace("name", "group", 1)) from None
     return str(name)
