@@ -59,13 +59,14 @@ async def test_many_are_taken_and_removed_without_comparing_each_with_each(
     election: LocalElection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That would hold up the event loop for longer than the lease."""
+    compared = 0
 
     def equal(one: LockKey, other: object) -> bool:
         nonlocal compared
         compared += 1
         return isinstance(other, LockKey) and (one.key1, one.key2) == (other.key1, other.key2)
 
-    compared, keys = 0, [(7, number) for number in range(-500, 500)]
+    keys = [(7, number) for number in range(-500, 500)]
     monkeypatch.setattr(LockKey, "__eq__", equal)
     async with LeaderGroup(keys=keys) as group:
         await election.advance(3)
