@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from pgelect import LockState, NotPrimaryError, SessionLostError
+from pgelect import FixedInterval, LeaderGroup, LockState, NotPrimaryError, SessionLostError
+from pgelect._postgres.group_session import PostgresGroupSession
 from pgelect._postgres.session import PostgresSession
 from pgelect.testing import Postgres
 from tests.support.electors import Elector
@@ -164,3 +165,30 @@ async def test_a_leader_with_both_hosts_moves_to_the_new_primary_and_back(pair: 
             assert a.terms[-2:] == [("lost", before), ("acquired", token)]
         assert query(first.dsn(), "SELECT token FROM pgelect.token") == [(token,)]
         a.check_pairs()
+
+
+@pytest.mark.parametrize("demoted", [True, False], ids=["in recovery", "another session"])
+async def test_a_group_whose_connection_answers_as_another_server_or_session_ends_all_terms(
+    pair: Pair, key: Key, demoted: bool
+) -> None:
+    """Everything but the role of the server, or the nonce of the session, is as the proof wants it."""
+    errors: list[Exception] = []
+    with SpliceableProxy(pair.primary) as proxy:
+        group = LeaderGroup(proxy.dsn(), keys=[key], retry_strategy=FixedInterval(60.0), **QUICK)
+        group.on_error(errors.append)
+        async with group:
+            await eventually(lambda: group.is_leader(key), message="it leads")
+            pair.caught_up()
+            (session,) = group._runner._performer._sessions.values()
+            assert isinstance(session, PostgresGroupSession)
+            other = (key[0], key[1] + 1)  # the primary knows that the first one is taken
+            nonce = session._nonce if demoted else "another"
+            words = [
+                f"SELECT set_config('pgelect.nonce', '{nonce}', false), set_config('application_name', 'twin', false)"
+            ]
+            for one, two in ((session._ring.group, session._me + (not demoted)), key if demoted else other):
+                words.append(f"SELECT pg_advisory_lock({one}, {two})")
+            proxy.splice(RawSession(pair.standby if demoted else pair.primary, *words))
+            await eventually(lambda: not group.is_leader(key), message="it leads no more")
+            await eventually(lambda: errors, message="on_error says why")
+            assert ("in recovery" if demoted else "not the one we set up") in str(errors[0])
