@@ -194,6 +194,17 @@ async def test_joining_ends_the_ghost_of_the_same_process(stage: Stage) -> None:
     assert [member.id for member in view_of(await b.look(None, None, 0.0, WITHIN_S)).members] == [b.me]
 
 
+async def test_whoever_draws_the_number_of_a_live_member_does_not_join(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = await stage.member(), stage.session()
+    monkeypatch.setattr(b, "_me", a.me)
+    await b.open(WITHIN_S)
+    with pytest.raises(SessionLostError, match="number that this member has drawn is taken"):
+        await b.join(None, WITHIN_S)
+    assert [member.id for member in view_of(await a.look(None, None, 0.0, WITHIN_S)).members] == [a.me]
+
+
 async def test_a_request_to_step_down_is_heard_by_whoever_leads_that_partition(stage: Stage) -> None:
     a, b = await stage.member(), await stage.member()
     keys = stage.keys(3)
