@@ -104,3 +104,21 @@ async def test_what_only_one_member_knows_is_led_within_its_share_and_all_of_it_
         other.add("p4", "p5", "p6", "p7")
         await election.advance(12)
         assert (len(one.leading), len(other.leading)) == (4, 4)
+
+
+async def test_a_partition_that_is_being_given_up_counts_as_led_no_more_while_its_handler_cleans_up(
+    election: LocalElection,
+) -> None:
+    async def cleans_up(_: str, term: Term) -> None:
+        try:
+            await term.ended()
+        finally:
+            seen.append((sorted(group.leading), group.is_leader("a"), term.is_current))
+
+    seen: list[tuple[list[str], bool, bool]] = []
+    async with LeaderGroup(names=["a", "b"]) as group:
+        working = asyncio.create_task(group.lead(cleans_up))
+        await election.advance(1)
+        assert await group.step_down("a")
+        assert seen == [(["b"], False, False)]
+    await working
