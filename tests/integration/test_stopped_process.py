@@ -128,7 +128,7 @@ def test_a_follower_that_is_stopped_in_the_queue_holds_up_nobody_longer_than_the
         stopped = group.start("stopped")
         pid = stop_in_the_queue(stopped, key)
         leader.kill()
-        assert eventually_sync(group.holders, message="the server grants the lock to the stopped one") == [pid]
+        eventually_sync(lambda: group.holders() == [pid], message="the server grants the lock to the stopped one")
         next_in_line = group.start("next")
         successor = group.leading(next_in_line, above=token)
         granted = query(database, "SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid)
