@@ -356,6 +356,8 @@ class Runner(Answers):
             self._performer.hurry(self._machine.epoch)
 
     def _io_done(self, io: ev.Io, epoch: int, task: asyncio.Task[ev.Event]) -> None:
+        if self._io is task:  # cancelled, it keeps its error, and with it the frames and their connection
+            self._io = None
         if not task.cancelled():
             self.post(task.result())
         elif isinstance(io, ev.Watch):

@@ -1,6 +1,8 @@
 """The runner on a fake server: start, lead, wait, hand over; each flow once, without PostgreSQL."""
 
 import asyncio
+import gc
+from traceback import extract_tb
 
 import pytest
 from tenacity import stop_after_attempt, wait_fixed
@@ -237,3 +239,24 @@ async def test_is_leader_ages_by_the_clock_alone_before_anything_has_run() -> No
         assert not a.lock.is_leader_confirmed_within(3600.0)
         server.terminate(server.holders(KEY)[0])
         await a.is_told("lost", 1)
+
+
+async def test_a_stopped_lock_keeps_nothing_of_the_query_that_its_stop_cut_short() -> None:
+    """The cancelled query's task kept its error, and with that the frames of the query and the connection in them."""
+    server = FakeServer()
+    a = Elector(server, "a")
+    server.freeze()
+    before = cancelled_errors()
+    starting = asyncio.create_task(a.lock.start())
+    await eventually(lambda: "Performer" in repr(asyncio.all_tasks()), message="it opens a session")
+    await asyncio.gather(a.lock.shutdown(), starting)
+    del starting
+    gc.collect()
+    kept = [each for each in cancelled_errors() if not any(each is other for other in before)]
+    assert [extract_tb(each.__traceback__) for each in kept] == []
+    assert a.lock.state is LockState.STOPPED
+
+
+def cancelled_errors() -> list[asyncio.CancelledError]:
+    """All that are alive in this process."""
+    return [each for each in gc.get_objects() if isinstance(each, asyncio.CancelledError)]
