@@ -21,6 +21,13 @@ LEASE_S = 30.0  # so long that it is never what ends a term here
 QUICK: dict[str, Any] = {"lease_s": LEASE_S, "health_interval_s": 0.2}
 
 
+async def is_alone(dsn: str, key: Key) -> None:
+    """Wait until the holder's session is the only one there."""
+    await eventually(
+        lambda: lock_holders(dsn, *key) == [one.pid for one in sessions(dsn)], message="no other session is left"
+    )
+
+
 def twin(elector: Elector, server: Postgres, key: Key) -> RawSession:
     """A session there that answers as the elector's own does, lock and nonce included."""
     (session,) = elector.lock._runner._performer._sessions.values()
@@ -78,8 +85,7 @@ async def test_a_connection_that_answers_in_recovery_ends_leading_at_the_next_pr
             successor = await a.leads(above=term.token)
             assert a.terms == [("acquired", term.token), ("lost", term.token), ("acquired", successor.token)]
             assert successor.token // TIMELINE == term.token // TIMELINE + 1
-            dsn = pair.primary.dsn()
-            assert lock_holders(dsn, *key) == [one.pid for one in sessions(dsn)]
+            await is_alone(pair.primary.dsn(), key)
 
 
 async def test_on_error_hears_why_a_connection_that_answers_in_recovery_is_left(pair: Pair, key: Key) -> None:
@@ -160,7 +166,7 @@ async def test_a_leader_with_both_hosts_moves_to_the_new_primary_and_back(pair: 
             before, token = token, (await a.leads(above=token)).token
             await asyncio.to_thread(pair.rejoin)
             await a.proved(2)
-            assert lock_holders(leads_on.dsn(), *key) == [one.pid for one in sessions(leads_on.dsn())]
+            await is_alone(leads_on.dsn(), key)
             assert is_untouched(other, key)
             assert a.terms[-2:] == [("lost", before), ("acquired", token)]
         assert query(first.dsn(), "SELECT token FROM pgelect.token") == [(token,)]

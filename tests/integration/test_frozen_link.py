@@ -96,7 +96,10 @@ async def test_a_link_that_is_frozen_at_the_start_is_waited_out(proxy: Breakable
         proxy.thaw()
         term = await a.leads()
         assert a.terms == [("acquired", term.token)]
-        assert lock_holders(database, *key) == [one.pid for one in sessions(database)]
+        await eventually(
+            lambda: lock_holders(database, *key) == [one.pid for one in sessions(database)],
+            message="no other session is left",
+        )
 
 
 async def test_a_link_that_freezes_just_after_connecting_does_not_hold_up_a_shutdown(

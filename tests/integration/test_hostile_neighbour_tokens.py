@@ -131,6 +131,7 @@ async def test_a_reader_with_an_open_transaction_holds_up_no_term(any_roles: Rol
     reader = any_roles.make("reader")
     any_roles.run(READER, app_reader=reader.name)
     async with Elector(elector.dsn, key) as a, Elector(elector.dsn, key) as b:
+        await eventually(lambda: a.is_leader or b.is_leader, message="one of them leads")
         first = (await a.leads() if a.is_leader else await b.leads()).token
         hostile = any_roles.connect(reader)
         hostile.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")

@@ -89,6 +89,7 @@ async def test_a_trigger_that_comes_while_electors_are_connected_repeats_no_toke
     elector, _ = any_roles.electors_and_writers()
     hostile = with_trigger_right(any_roles)
     async with Elector(elector.dsn, key) as a, Elector(elector.dsn, key) as b:
+        await eventually(lambda: a.is_leader or b.is_leader, message="one of them leads")
         first = (await a.leads() if a.is_leader else await b.leads()).token
         leader, other = (a, b) if a.is_leader else (b, a)
         as_administrator(hostile.dsn, BEFORE.replace("{own}", hostile.name))

@@ -57,7 +57,10 @@ async def refused(dsn: str, key: Key) -> SchemaError:
 async def leads(dsn: str, database: str, key: Key) -> None:
     async with Elector(dsn, key) as a:
         term = await a.leads()
-        assert lock_holders(database, *key) == [one.pid for one in sessions(database)]
+        await eventually(
+            lambda: lock_holders(database, *key) == [one.pid for one in sessions(database)],
+            message="no other session is left",
+        )
     assert a.terms == [("acquired", term.token), ("released", term.token)]
     assert a.errors == []
 
@@ -162,7 +165,10 @@ async def test_a_role_that_may_create_needs_no_administrator(database: str, dsn:
 async def test_without_fencing_no_right_is_needed_at_all(database: str, dsn: str, key: Key) -> None:
     async with Elector(dsn, key, fencing=False) as a:
         await eventually(lambda: a.is_leader)
-        assert lock_holders(database, *key) == [one.pid for one in sessions(database)]
+        await eventually(
+            lambda: lock_holders(database, *key) == [one.pid for one in sessions(database)],
+            message="no other session is left",
+        )
     assert query(database, "SELECT to_regnamespace('pgelect')") == [(None,)]
 
 

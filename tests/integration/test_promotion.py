@@ -278,7 +278,10 @@ async def test_whoever_says_where_to_connect_may_point_at_the_standby_and_then_a
         await asyncio.to_thread(pair.fail_over)
         successor = await a.leads(above=token)
         assert successor.token // TIMELINE == token // TIMELINE + 1
-        assert lock_holders(new.dsn(), *key) == [one.pid for one in sessions(new.dsn())]
+        await eventually(
+            lambda: lock_holders(new.dsn(), *key) == [one.pid for one in sessions(new.dsn())],
+            message="no other session is left",
+        )
 
 
 async def test_without_fencing_too_nobody_leads_on_the_standby(pair: Pair, key: Key) -> None:

@@ -145,7 +145,10 @@ async def test_a_grace_that_runs_out_ends_the_term_once(
         successor = await a.leads(above=term.token)
         assert a.terms[-1] == ("acquired", successor.token)
         a.check_pairs()
-        assert lock_holders(database, *key) == [one.pid for one in sessions(database)]
+        await eventually(
+            lambda: lock_holders(database, *key) == [one.pid for one in sessions(database)],
+            message="no other session is left",
+        )
 
 
 @pytest.mark.parametrize("grace_s", [GRACE_S, None])

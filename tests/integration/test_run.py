@@ -38,7 +38,7 @@ def test_each_transition_is_told_with_its_token(run: Run, database: str) -> None
     assert one.wait() == 128 + signal.SIGTERM
     assert any(line.endswith("Z released: token 2") for line in one.lines)
     assert "\x1b" not in "\n".join(one.lines + one.errors)
-    assert not sessions(database)
+    eventually_sync(lambda: not sessions(database), message="no session is left")
 
 
 def test_as_json_every_line_is_an_object_with_the_names_of_the_api(run: Run, database: str) -> None:

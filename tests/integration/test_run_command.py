@@ -32,7 +32,7 @@ def test_the_command_knows_its_term_and_its_exit_code_is_returned(run: Run, data
     assert one.lines == ["job", str(JOB.key1), str(JOB.key2), str(token), "me", f"{at.isoformat()}Z"]
     assert query(database, "SELECT released_at IS NOT NULL FROM pgelect.token") == [(True,)], "a clean release"
     assert holders(database) == []
-    assert not sessions(database)
+    eventually_sync(lambda: not sessions(database), message="no session is left")
 
 
 def test_what_the_command_leaves_behind_ends_with_it(run: Run) -> None:

@@ -99,7 +99,7 @@ def test_once_is_one_term_however_it_ends(run: Run, database: str) -> None:
     assert terminate(database, holders(database)[0])
     assert one.wait() == 128 + signal.SIGTERM
     assert all_gone(family)
-    assert not sessions(database)
+    eventually_sync(lambda: not sessions(database), message="no session is left")
 
 
 def test_behind_a_frozen_link_the_command_ends_with_the_lease(run: Run, database: str, proxy: BreakableProxy) -> None:

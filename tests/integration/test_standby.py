@@ -48,7 +48,10 @@ async def test_after_its_promotion_it_is_led_under_a_greater_token(pair: Pair, k
         term = await a.leads()
         assert a.terms == [("acquired", term.token)]
         assert term.token // TIMELINE == token // TIMELINE + 1
-        assert lock_holders(promoted, *key) == [one.pid for one in sessions(promoted)]
+        await eventually(
+            lambda: lock_holders(promoted, *key) == [one.pid for one in sessions(promoted)],
+            message="no other session is left",
+        )
 
 
 async def test_a_lock_that_a_stranger_took_on_the_standby_is_waited_for_after_the_promotion(

@@ -68,7 +68,10 @@ async def test_a_server_that_is_down_and_then_starting_up_is_waited_for(
         await starting
         term = await a.leads()
         assert a.terms == [("acquired", term.token)]
-        assert lock_holders(own_database, *key) == [one.pid for one in sessions(own_database)]
+        await eventually(
+            lambda: lock_holders(own_database, *key) == [one.pid for one in sessions(own_database)],
+            message="no other session is left",
+        )
 
 
 async def test_a_crash_of_one_backend_which_drops_all_sessions_leaves_one_leader(

@@ -72,7 +72,7 @@ def test_a_block_leads_and_leaves_nothing_behind(database: str, key: Key) -> Non
     assert not term.is_current
     assert lock.state is LockState.STOPPED
     assert lock_holders(database, *key) == []
-    assert sessions(database) == []
+    eventually_sync(lambda: not sessions(database), message="no session is left")
     assert threads_of_locks() == []
 
 

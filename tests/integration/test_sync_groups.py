@@ -111,7 +111,7 @@ def test_two_groups_in_one_process_share_and_leave_nothing_behind(database: str)
     assert {term.ended.is_set() for _, term in first.begun} == {True}
     assert first.most.total() - first.most["all"] == 4, "one at a time for each partition"
     assert query(database, UNRELEASED) == [(0,)]
-    assert sessions(database) == []
+    eventually_sync(lambda: not sessions(database), message="no session is left")
     eventually_sync(lambda: threads_of_groups() == [])
     assert (one.state, dict(one.leading)) == (GroupState.STOPPED, {})
 
