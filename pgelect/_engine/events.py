@@ -1,4 +1,4 @@
-"""What the machine hears (events) and what it asks for (effects). Values only."""
+"""What the machine hears (events) and what it asks for (effects). Values only. A group's machine shares some."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SessionEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class Start(Event):
-    """The user started the lock."""
+    """The user started the lock, or the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class StepDown(Event):
 
 @dataclass(frozen=True, slots=True)
 class Shutdown(Event):
-    """The user stops the lock: drain for at most ``drain_s``."""
+    """The user stops the lock, or the group: drain for at most ``drain_s``."""
 
     drain_s: float
 
@@ -209,7 +209,7 @@ class Do(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Interrupt(Effect):
-    """End the watch that is in flight; the session is needed."""
+    """End the wait that is in flight; the session is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ class Report(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Halt(Effect):
-    """The lock has stopped by itself: the retry strategy gave up (``exhausted``), or as ``error`` says."""
+    """The lock, or the group, stopped by itself: the retry strategy gave up (``exhausted``), or as ``error`` says."""
 
     error: Exception | None
     exhausted: bool

@@ -1,4 +1,7 @@
-"""What the machine of a group hears (events) and what it asks for (effects). Values only."""
+"""What the machine of a group hears (events) and what it asks for (effects). Values only.
+
+What is the same for a single lock, starting, stopping and the life of a session, is that of ``_engine/events.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,71 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
+from pgelect._engine.events import (
+    Abort,
+    Close,
+    Effect,
+    Event,
+    Failed,
+    Halt,
+    Interrupt,
+    Opened,
+    Report,
+    SessionEvent,
+    Shutdown,
+    Start,
+    Tick,
+)
+
 if TYPE_CHECKING:
     from pgelect._engine.model import Backend, Grant, LockKey
     from pgelect._group.shares import View
     from pgelect._group.state import GroupState
+
+__all__ = [
+    "Abort",
+    "Asked",
+    "AttemptFailed",
+    "Changed",
+    "Close",
+    "Do",
+    "Drain",
+    "DrainTimedOut",
+    "Drained",
+    "Effect",
+    "Event",
+    "Failed",
+    "Free",
+    "Freed",
+    "Halt",
+    "Heed",
+    "Heeded",
+    "Interrupt",
+    "Io",
+    "Join",
+    "Joined",
+    "Look",
+    "Looked",
+    "Mint",
+    "Open",
+    "Opened",
+    "Partitions",
+    "Refused",
+    "Report",
+    "SessionEvent",
+    "Shutdown",
+    "Start",
+    "StepDown",
+    "Take",
+    "Taken",
+    "Tell",
+    "TermBegan",
+    "TermEnded",
+    "Tick",
+    "Told",
+    "Watch",
+    "WatchEnded",
+]
 
 
 # -- I/O on the session; at most one is in flight ----------------------------------------------------------------------
@@ -90,23 +154,6 @@ class Watch(Io):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionEvent(Event):
-    """A result of I/O on the session of ``epoch``. From another epoch than the present one it is stale."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Start(Event):
-    """The user started the group."""
-
-
-@dataclass(frozen=True, slots=True)
 class Partitions(Event):
     """The user has changed the partitions to these."""
 
@@ -123,35 +170,11 @@ class StepDown(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Shutdown(Event):
-    """The user stops the group: drain for at most ``drain_s``."""
-
-    drain_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Abort(Event):
-    """The runner is going down: no time for anything but dropping the link."""
-
-    error: Exception | None
-
-
-@dataclass(frozen=True, slots=True)
 class Drained(Event):
     """The duty of that term has stopped."""
 
     key: LockKey
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tick(Event):
-    """The machine's deadline has come."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opened(SessionEvent):
-    """Connected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,20 +246,7 @@ class Refused(SessionEvent):
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class Failed(SessionEvent):
-    """The session is gone, or is to be dropped. ``retry_in_s`` None: the retry strategy gives up."""
-
-    error: Exception
-    retry_in_s: float | None
-
-
 # -- effects -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """Something the runner is to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,19 +255,6 @@ class Do(Effect):
 
     io: Io
     epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupt(Effect):
-    """End the wait that is in flight; the session is needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Close(Effect):
-    """End the session of this epoch: in an orderly way, or by dropping the link at once."""
-
-    epoch: int
-    orderly: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,18 +314,3 @@ class AttemptFailed(Effect):
 
     key: LockKey | None
     error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class Report(Effect):
-    """An error that the user should hear of."""
-
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class Halt(Effect):
-    """The group has stopped by itself: the retry strategy gave up (``exhausted``), or as ``error`` says."""
-
-    error: Exception | None
-    exhausted: bool
