@@ -1,12 +1,9 @@
 """The rules of the election: what can happen next, as one pure table.
 
-``step(machine, event, now) -> (machine, effects)`` has no side effects and reads no clock. Its rules:
+``step(machine, event, now) -> (machine, effects)`` has no side effects and reads no clock. How TABLE and IGNORED are
+applied, what is stale, and that trust comes first, is in ``rulebook.py``. Beyond that:
 
-- TABLE holds every transition: in this state, on this event, this rule runs, and it may end in these states.
-  IGNORED holds the pairs that mean nothing. Any other pair is a bug and raises IllegalEventError.
-- A result of I/O from another epoch than the present one is stale: it is dropped, and its session closed.
-- Trust comes first: ``trusted_until`` is the send time of the last proof plus the lease less a margin. When it is past,
-  the term is treated as lost before the event at hand is looked at, whatever that event says.
+- ``trusted_until`` is the send time of the last proof plus the lease less a margin.
 - A session carries at most one term. Whatever ends a term or an attempt ends the session.
 - At most one I/O is in flight (``machine.io``); ``_idle`` chooses the next one.
 """
@@ -17,12 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from pgelect._engine import transitions as rules
-from pgelect._engine.causes import cause_of, words_of
 from pgelect._engine.events import (
     Abort,
     Announced,
     Changed,
-    Close,
     Drained,
     Effect,
     Event,
@@ -37,7 +32,6 @@ from pgelect._engine.events import (
     Reconfigure,
     Resumed,
     ResumeRefused,
-    SessionEvent,
     Shutdown,
     Start,
     StepDown,
@@ -49,15 +43,11 @@ from pgelect._engine.events import (
 )
 from pgelect._engine.model import LockState
 from pgelect._engine.moves import Step
+from pgelect._engine.rulebook import Rulebook, why
 from pgelect._engine.state import Machine
-from pgelect.errors import SessionLostError
 
 STOPPED, FOLLOWER, ACQUIRING = LockState.STOPPED, LockState.FOLLOWER, LockState.ACQUIRING
 LEADER, RECONNECTING, RELEASING = LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING
-
-
-class IllegalEventError(RuntimeError):
-    """The table has no rule for this event in this state: a bug in the caller. The machine is unchanged."""
 
 
 Handler: TypeAlias = Callable[[Machine, Any, float], Step]
@@ -69,49 +59,13 @@ def step(machine: Machine, event: Event, now: float) -> Step:
     Raises:
         IllegalEventError: the table has no such pair.
     """
-    effects: tuple[Effect, ...] = ()
-    if _is_stale(machine, event):
-        return machine, _close_stale(event)
-    if machine.trusting and now >= machine.trusted_until and not isinstance(event, Abort):
-        error = SessionLostError("expired", "the server has confirmed nothing for the length of the lease")
-        machine, effects = _apply(machine, Failed(machine.epoch, error, 0.0), now)
-        if _is_stale(machine, event):
-            return machine, effects
-    machine, more = _apply(machine, event, now)
-    return machine, effects + more
+    return RULEBOOK.step(machine, event, now)
 
 
-def _is_stale(m: Machine, event: Event) -> bool:
-    return isinstance(event, SessionEvent) and event.epoch != m.epoch
-
-
-def _close_stale(event: Event) -> tuple[Effect, ...]:
-    return (Close(event.epoch, orderly=False),) if isinstance(event, SessionEvent) else ()
-
-
-def _apply(m: Machine, event: Event, now: float) -> Step:
-    rule = TABLE[m.state].get(type(event))
-    if rule is None:
-        if type(event) in IGNORED[m.state]:
-            return m, ()
-        raise IllegalEventError(f"no rule for {type(event).__name__} in state {m.state.value}")
-    handler, targets = rule
-    after, effects = handler(m, event, now)
-    if after.state not in targets:
-        raise IllegalEventError(f"{type(event).__name__} led from {m.state.value} to {after.state.value}")
-    if after.state is not m.state:
-        effects = (Changed(m.state, after.state, *_why(event, effects)), *effects)
-    return after, effects
-
-
-def _why(event: Event, effects: tuple[Effect, ...]) -> tuple[str, str]:
-    """Reason and cause."""
-    ended = (effect.error for effect in effects if isinstance(effect, TermEnded))
-    error = next(ended, None) or getattr(event, "error", None)
-    if error:
-        return str(error), cause_of(error)
+def _changed(before: LockState, after: LockState, event: Event, effects: tuple[Effect, ...]) -> Changed:
+    reason, cause = why(event, (effect.error for effect in effects if isinstance(effect, TermEnded)))
     by = f" by {event.by!r}" if isinstance(event, StepDownRequested) else ""
-    return words_of(event, " ") + by, words_of(event, "_")
+    return Changed(before, after, reason + by, cause)
 
 
 TABLE: Mapping[LockState, Mapping[type[Event], tuple[Handler, tuple[LockState, ...]]]] = {
@@ -192,3 +146,5 @@ IGNORED: Mapping[LockState, frozenset[type[Event]]] = {
     RECONNECTING: frozenset({Drained}),
     RELEASING: frozenset({StepDown}),
 }
+
+RULEBOOK = Rulebook(TABLE, IGNORED, _changed)

@@ -1,10 +1,8 @@
 """The rules of a group, as one pure table: ``step(machine, event, now) -> (machine, effects)``.
 
-Its rules are those of a single lock's machine, with one session that carries many terms:
+How TABLE and IGNORED are applied is the same for a single lock, and in ``_engine/rulebook.py``. Beyond that, one
+session carries many terms:
 
-- TABLE holds every transition, IGNORED the pairs that mean nothing; any other pair is a bug and raises.
-- A result of I/O from another epoch is stale: it is dropped, and its session closed.
-- Trust comes first: when ``trusted_until`` is past, every term is lost, whatever the event at hand says.
 - One proof covers all locks of the session, and whatever ends the session ends all of its terms.
 - At most one I/O is in flight; ``moves.idle`` chooses the next one.
 """
@@ -14,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from pgelect._engine.rulebook import Rulebook, why
 from pgelect._group import transitions as rules
 from pgelect._group.events import (
     Abort,
     Changed,
-    Close,
     Drained,
     Effect,
     Event,
@@ -30,7 +28,6 @@ from pgelect._group.events import (
     Opened,
     Partitions,
     Refused,
-    SessionEvent,
     Shutdown,
     Start,
     StepDown,
@@ -42,12 +39,6 @@ from pgelect._group.events import (
 )
 from pgelect._group.moves import CONNECTING, LEAVING, MEMBER, STOPPED, Step
 from pgelect._group.state import GroupState, Machine
-from pgelect.errors import SessionLostError
-
-
-class IllegalEventError(RuntimeError):
-    """The table has no rule for this event in this state: a bug in the caller. The machine is unchanged."""
-
 
 Handler: TypeAlias = Callable[[Machine, Any, float], Step]
 
@@ -58,46 +49,12 @@ def step(machine: Machine, event: Event, now: float) -> Step:
     Raises:
         IllegalEventError: the table has no such pair.
     """
-    effects: tuple[Effect, ...] = ()
-    if _is_stale(machine, event):
-        return machine, _close_stale(event)
-    if machine.trusting and now >= machine.trusted_until and not isinstance(event, Abort):
-        error = SessionLostError("expired", "the server has confirmed nothing for the length of the lease")
-        machine, effects = _apply(machine, Failed(machine.epoch, error, 0.0), now)
-        if _is_stale(machine, event):
-            return machine, effects
-    machine, more = _apply(machine, event, now)
-    return machine, effects + more
+    return RULEBOOK.step(machine, event, now)
 
 
-def _is_stale(m: Machine, event: Event) -> bool:
-    return isinstance(event, SessionEvent) and event.epoch != m.epoch
-
-
-def _close_stale(event: Event) -> tuple[Effect, ...]:
-    return (Close(event.epoch, orderly=False),) if isinstance(event, SessionEvent) else ()
-
-
-def _apply(m: Machine, event: Event, now: float) -> Step:
-    rule = TABLE[m.state].get(type(event))
-    if rule is None:
-        if type(event) in IGNORED[m.state]:
-            return m, ()
-        raise IllegalEventError(f"no rule for {type(event).__name__} in state {m.state.value}")
-    handler, targets = rule
-    after, effects = handler(m, event, now)
-    if after.state not in targets:
-        raise IllegalEventError(f"{type(event).__name__} led from {m.state.value} to {after.state.value}")
-    if after.state is not m.state:
-        effects = (Changed(m.state, after.state, _why(event, effects)), *effects)
-    return after, effects
-
-
-def _why(event: Event, effects: tuple[Effect, ...]) -> str:
-    ended = (effect.error for effect in effects if isinstance(effect, TermEnded))
-    error = next(ended, None) or getattr(event, "error", None)
-    words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in type(event).__name__)
-    return str(error) if error else words.strip()
+def _changed(before: GroupState, after: GroupState, event: Event, effects: tuple[Effect, ...]) -> Changed:
+    reason, _ = why(event, (effect.error for effect in effects if isinstance(effect, TermEnded)))
+    return Changed(before, after, reason)
 
 
 TABLE: Mapping[GroupState, Mapping[type[Event], tuple[Handler, tuple[GroupState, ...]]]] = {
@@ -153,3 +110,5 @@ IGNORED: Mapping[GroupState, frozenset[type[Event]]] = {
     MEMBER: frozenset(),
     LEAVING: frozenset({StepDown}),
 }
+
+RULEBOOK = Rulebook(TABLE, IGNORED, _changed)

@@ -144,7 +144,10 @@ SURFACE = {
     "pgelect.retry",
 }
 
-PURE = {f"pgelect._engine.{name}" for name in ("machine", "transitions", "moves", "causes", "state", "events", "model")}
+PURE = {"pgelect._engine.rulebook"}
+PURE |= {
+    f"pgelect._engine.{name}" for name in ("machine", "transitions", "moves", "causes", "state", "events", "model")
+}
 PURE |= {f"pgelect._group.{name}" for name in ("machine", "transitions", "moves", "shares", "state", "events")}
 NOT_PURE = {"asyncio", "threading", "time", "datetime", "random", "secrets", "logging", "os", "socket", "psycopg"}
 

@@ -7,8 +7,9 @@ import pytest
 
 from pgelect import GroupState, LockKey, SessionLostError
 from pgelect._engine.model import Backend, Grant
+from pgelect._engine.rulebook import IllegalEventError
 from pgelect._group import events as ev
-from pgelect._group.machine import IGNORED, TABLE, IllegalEventError, step
+from pgelect._group.machine import IGNORED, TABLE, step
 from pgelect._group.shares import Member, View
 from pgelect._group.state import Held, Machine, Phase, Rules
 from pgelect.errors import PgElectError

@@ -8,8 +8,9 @@ import pytest
 
 from pgelect._engine import events as ev
 from pgelect._engine.events import Close, Event, SessionEvent
-from pgelect._engine.machine import IGNORED, TABLE, IllegalEventError, step
+from pgelect._engine.machine import IGNORED, TABLE, step
 from pgelect._engine.model import LockState
+from pgelect._engine.rulebook import IllegalEventError
 from pgelect._engine.state import Machine
 from pgelect.errors import PgElectError
 from tests.support.machines import (

@@ -8,14 +8,14 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from pgelect._engine import events as ev
-from pgelect._engine import machine as table
-from pgelect._engine import moves
+from pgelect._engine import moves, rulebook
 from pgelect._engine import transitions as rules
 from pgelect._engine.dispatch import Dispatcher
 from pgelect._engine.hooks import Hook
-from pgelect._engine.machine import TABLE, IllegalEventError
+from pgelect._engine.machine import TABLE
 from pgelect._engine.model import LockState
 from pgelect._engine.performer import Performer
+from pgelect._engine.rulebook import IllegalEventError, Rulebook
 from pgelect._engine.runner import Runner
 from pgelect._engine.settings import Settings
 from pgelect._engine.term import TermLife
@@ -31,7 +31,7 @@ _perform, _post, _call, _drop, _apply, _shut_down = (
     Dispatcher.post,
     Performer._call,
     moves.drop,
-    table._apply,
+    Rulebook.apply,
     Runner.post_shutdown,
 )
 _margin_s = Settings.margin_s
@@ -82,10 +82,10 @@ def _epochs_do_not_matter(_: Machine, __: Event) -> bool:
     return False
 
 
-def _no_pair_is_illegal(m: Machine, event: Event, now: float) -> Step:
+def _no_pair_is_illegal(rules: Rulebook[Machine, LockState], m: Machine, event: Event, now: float) -> Step:
     """What no rule expects does nothing, in place of stopping the lock."""
     try:
-        return _apply(m, event, now)
+        return _apply(rules, m, event, now)
     except IllegalEventError:
         return m, ()
 
@@ -193,7 +193,7 @@ ENGINE_MUTANTS = named(
         ),
         "no_epoch_check": Mutant(
             "the answer of an earlier session counts for the present one: each failure breaks the next session",
-            ((table, "_is_stale", _epochs_do_not_matter), (table, "_apply", _no_pair_is_illegal)),
+            ((rulebook, "is_stale", _epochs_do_not_matter), (Rulebook, "apply", _no_pair_is_illegal)),
             "a process spins",
         ),
         "mint_before_the_lock": Mutant(

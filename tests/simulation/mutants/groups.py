@@ -6,8 +6,8 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from pgelect._engine import rulebook
 from pgelect._group import events as ev
-from pgelect._group import machine as table
 from pgelect._group import moves, shares
 from pgelect._group import transitions as rules
 from pgelect._group.machine import TABLE
@@ -97,7 +97,7 @@ GROUP_MUTANTS = named(
         ),
         "group_no_epoch_check": Mutant(
             "what comes from a session that is gone counts",
-            ((table, "_is_stale", _epochs_do_not_matter),),
+            ((rulebook, "is_stale", _epochs_do_not_matter),),
             finds="no rule for",
             seed=6,
         ),
