@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from pgelect._engine import events as ev
 from pgelect._engine.backoff import FALLBACK_DELAY_S, STABLE_AFTER_S, Backoff, ShortTerms
+from pgelect._engine.epochs import Epochs
+from pgelect._engine.session import Session
 from pgelect._engine.settings import QUEUE_COOLDOWN_S
 from pgelect.errors import PgElectError, SessionLostError
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from pgelect._engine.clock import Clock
     from pgelect._engine.meter import Meter
     from pgelect._engine.model import LeaderRecord
-    from pgelect._engine.session import LockAnswer, Proof, Session
+    from pgelect._engine.session import LockAnswer, Proof
     from pgelect._engine.settings import Settings
     from pgelect._engine.state import Machine
     from pgelect.retry import RetryStrategy
@@ -37,7 +39,7 @@ _USABLE_AFTER: Mapping[ev.Io, Callable[[int, Exception], ev.Event]] = {
 """What an error of the server means where the session is usable after it, and the term goes on."""
 
 
-class Performer:
+class Performer(Epochs[Session]):
     """Owns the sessions by epoch, and counts failures in a row."""
 
     def __init__(
@@ -50,8 +52,8 @@ class Performer:
         meter: Meter,
         seen: Callable[[LeaderRecord | None], None],
     ) -> None:
+        super().__init__(sessions)
         self._settings = settings
-        self._new_session = sessions
         self._strategy = strategy
         self._clock = clock
         self._meter = meter
@@ -59,7 +61,6 @@ class Performer:
         self._failures = Backoff(strategy, clock)  # in a row
         self._refusals = Backoff(strategy, clock)  # in a row; for polling
         self._short_terms = ShortTerms(strategy, clock)
-        self._sessions: dict[int, Session] = {}
         self._opened_at = 0.0
         self._pledged_s = 0.0  # trust in the lease of the attempt that may be granted
 
@@ -74,14 +75,6 @@ class Performer:
         self._refusals.reset()
         self._short_terms.reset()
 
-    def prepare(self, epoch: int) -> None:
-        """Make the session of that epoch, unconnected, so that it can be closed from now on."""
-        self._sessions[epoch] = self._new_session()
-
-    def take(self, epoch: int) -> Session | None:
-        """Hand over the session of that epoch, to be closed."""
-        return self._sessions.pop(epoch, None)
-
     def reconfigure(self, settings: Settings, strategy: RetryStrategy) -> None:
         """Go by these from the next call on; what the server was told before is told anew."""
         self._settings, self._strategy = settings, strategy
@@ -90,22 +83,12 @@ class Performer:
         for session in self._sessions.values():
             session.adjust(settings.lease_s)
 
-    def abandon(self) -> None:
-        """Drop all links at once."""
-        for session in self._sessions.values():
-            session.abandon()
-        self._sessions.clear()
-
     def cooldown_s(self) -> float:
         """Return how long to stay out after a step-down, so that others have had their turn."""
         if self._settings.acquire == "queue":
             return QUEUE_COOLDOWN_S
         delay_s = Backoff(self._strategy, self._clock).next_s(None)
         return 2 * (FALLBACK_DELAY_S if delay_s is None else delay_s)
-
-    def cancelled(self, epoch: int) -> ev.Event:
-        """Return the event for I/O that a stranger cancelled: what the server did is unknown."""
-        return ev.Failed(epoch, SessionLostError("closed", "the I/O of the session was cancelled from outside"), 0.0)
 
     async def perform(self, io: ev.Io, epoch: int, machine: Machine) -> ev.Event:
         """Run one call; never raises but when cancelled."""

@@ -6,8 +6,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from pgelect._engine.backoff import FALLBACK_DELAY_S, Backoff, ShortTerms
+from pgelect._engine.epochs import Epochs
 from pgelect._engine.performer import ANSWER_WITHIN_S, OPEN_WITHIN_S
 from pgelect._group import events as ev
+from pgelect._group.session import GroupSession
 from pgelect.errors import PgElectError, SessionLostError
 
 if TYPE_CHECKING:
@@ -15,27 +17,25 @@ if TYPE_CHECKING:
 
     from pgelect._engine.clock import Clock
     from pgelect._engine.settings import Settings
-    from pgelect._group.session import GroupSession
     from pgelect._group.state import Machine
     from pgelect.retry import RetryStrategy
 
 log = logging.getLogger("pgelect")
 
 
-class Performer:
+class Performer(Epochs[GroupSession]):
     """Owns the sessions by epoch, and counts failures in a row."""
 
     def __init__(
         self, settings: Settings, sessions: Callable[[], GroupSession], strategy: RetryStrategy, clock: Clock
     ) -> None:
+        super().__init__(sessions)
         self._settings = settings
-        self._new_session = sessions
         self._clock = clock
         self._strategy = strategy
         self._failures = Backoff(strategy, clock)  # to become a member, in a row
         self._short = ShortTerms(strategy, clock)
         self._refusals = Backoff(strategy, clock)  # of partitions, in a row
-        self._sessions: dict[int, GroupSession] = {}
 
     @property
     def attempts(self) -> int:
@@ -47,28 +47,10 @@ class Performer:
         for counter in (self._failures, self._short, self._refusals):
             counter.reset()
 
-    def prepare(self, epoch: int) -> None:
-        """Make the session of that epoch, unconnected, so that it can be closed from now on."""
-        self._sessions[epoch] = self._new_session()
-
-    def take(self, epoch: int) -> GroupSession | None:
-        """Hand over the session of that epoch, to be closed."""
-        return self._sessions.pop(epoch, None)
-
     def hurry(self, epoch: int) -> None:
         """Have the wait of that session end soon."""
         if (session := self._sessions.get(epoch)) is not None:
             session.hurry()
-
-    def abandon(self) -> None:
-        """Drop all links at once."""
-        for session in self._sessions.values():
-            session.abandon()
-        self._sessions.clear()
-
-    def cancelled(self, epoch: int) -> ev.Event:
-        """Return the event for I/O that a stranger cancelled: what the server did is unknown."""
-        return ev.Failed(epoch, SessionLostError("closed", "the I/O of the session was cancelled from outside"), 0.0)
 
     async def perform(self, io: ev.Io, epoch: int, machine: Machine) -> ev.Event:
         """Run one call; never raises but when cancelled."""
