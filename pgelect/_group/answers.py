@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from pgelect._engine.state import Pulse
+from pgelect._engine.answers import Vitals
 
 if TYPE_CHECKING:
-    from pgelect._engine.clock import Clock
-    from pgelect._engine.journal import Journal
     from pgelect._engine.model import LockKey
-    from pgelect._group.state import Machine, Snapshot
+    from pgelect._group.state import Snapshot
 
 
-class Answers:
+class Answers(Vitals):
     """The read-only half of a runner."""
 
     snapshot: Snapshot
-    pid: int
-    _clock: Clock
-    _machine: Machine
-    _journal: Journal
 
     def is_trusted(self, key: LockKey | None = None, number: int | None = None) -> bool:
         """Tell whether this process leads a partition (in the term of that number) at this instant.
@@ -29,7 +22,7 @@ class Answers:
         Without a key: whether it may lead anything now.
         """
         seen = self.snapshot
-        if self._clock.now() >= seen.trusted_until or os.getpid() != self.pid:
+        if self._clock.now() >= seen.trusted_until or not self._is_ours:
             return False
         if key is None:
             return True
@@ -39,17 +32,3 @@ class Answers:
     def trust_left_s(self) -> float:
         """Say for how many seconds the last proof can still be trusted."""
         return max(0.0, self.snapshot.trusted_until - self._clock.now()) if self.is_trusted() else 0.0
-
-    def pulse(self) -> Pulse:
-        """Tell what its health is judged by."""
-        return Pulse(
-            now=self._clock.now(),
-            due_at=self._machine.deadline,
-            connected=self._machine.connected,
-            trouble=self._journal.trouble,
-            trouble_since=self._journal.trouble_since,
-        )
-
-    @property
-    def _is_ours(self) -> bool:
-        return os.getpid() == self.pid

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pgelect import LockState
-from pgelect._engine.runner import CLOSE_WITHIN_S
+from pgelect._engine.driver import CLOSE_WITHIN_S
 from tests.simulation.checks import ViolationError
 from tests.simulation.network import MESSAGE_S
 

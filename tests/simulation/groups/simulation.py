@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from pgelect import GroupState, LockKey
-from pgelect._engine.runner import CLOSE_WITHIN_S
+from pgelect._engine.driver import CLOSE_WITHIN_S
 from pgelect.testing import FakeServer
 from tests.simulation.checks import ViolationError
 from tests.simulation.groups.checks import GroupChecks
