@@ -5,13 +5,14 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
+from tests.simulation.faults import Faults
 from tests.simulation.plan import LEASES_S
+from tests.simulation.process import Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pgelect.testing._fake_cluster import FakeBackend
-    from tests.simulation.process import Process
     from tests.simulation.simulation import Simulation
 
 LEASE_SHARES = (0.5, 0.75, 1.0)
@@ -20,19 +21,18 @@ LONG = 0.04
 """How likely a fault lasts for longer than a takeover may take."""
 
 
-class Nemesis:
+class Nemesis(Faults[Process]):
     """Breaks one simulation."""
 
+    LONGEST_LEASES = 5.0
+
     def __init__(self, simulation: Simulation) -> None:
-        self.counts: dict[str, int] = {}
+        super().__init__(simulation, simulation.world.chance)
         self._sim = simulation
         self._world = simulation.world
-        self._chance = simulation.world.chance
         self._progress = simulation.checks.progress
-        self._undo: dict[Callable[[], None], None] = {}
         self._takeover_s = simulation.limits.takeover_s
         self._pressed: dict[Process, None] = {}
-        self.at_peace = False
         self._quiet_s = 0.0
         self._faults: list[tuple[int, Callable[[], None]]] = [
             (4, self.pause),
@@ -61,11 +61,8 @@ class Nemesis:
 
     def stop(self) -> None:
         """Make peace: undo all that is still broken."""
-        self.at_peace = True
         self._progress.fault_at = self._world.now()
-        while self._undo:
-            undo, _ = self._undo.popitem()
-            undo()
+        self._undo_all()
         for process in self._pressed:  # two messages may take longer than so short a lease leaves for a proof
             if process.is_running:
                 process.command("reconfigure", process.reconfigure(1.0))
@@ -79,8 +76,7 @@ class Nemesis:
     def _strike(self) -> None:
         if self.at_peace:
             return
-        weights = [weight for weight, _ in self._faults]
-        (fault,) = self._chance.choices([fault for _, fault in self._faults], weights)
+        fault = self._draw(self._faults)
         self._progress.fault_at = self._world.now()
         fault()
         self._next()
@@ -99,9 +95,8 @@ class Nemesis:
             self._sim.ends_at = max(self._sim.ends_at, self._world.now() + lasts_s + 0.1)
         self._world.call_later(lasts_s, once)
 
-    def _count(self, what: str, detail: object = "") -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
-        self._sim.trace("nemesis", f"{what} {detail}")
+    def _wrong(self, process: Process, what: str) -> None:
+        self._sim.checks.violate(f"{process}: {what}")
 
     # Whom: mostly the leader
 
@@ -122,51 +117,11 @@ class Nemesis:
 
     # What happens to processes
 
-    def pause(self) -> None:
-        process = self._process()
-        if process is not None and not process.loop.asleep:
-            self._count("pause", process)
-            process.loop.sleep()
-            self._for_a_while(process.loop.wake, 5.0)
-
-    def kill(self) -> None:
-        process = self._process()
-        if process is not None:
-            self._count("kill", process)
-            process.kill(without_a_word=False)
-            self._sim.replace_later(process)
-
-    def power_failure(self) -> None:
-        process = self._process()
-        if process is not None:
-            self._count("power failure", process)
-            process.kill(without_a_word=True)
-            for wire in process.network.wires:
-                self._sim.notice_later(wire)
-            self._sim.replace_later(process)
-
-    def restart_process(self) -> None:
-        process = self._process()
-        if process is not None and not process.loop.asleep:
-            self._count("shutdown", process)
-            process.command("shutdown", self._shut_down(process))
-
-    async def _shut_down(self, process: Process) -> None:
-        await process.shutdown()
-        self._sim.replace_later(process)
-
     def step_down(self) -> None:
         process = self._process()
         if process is not None:
             self._count("step down", process)
             process.command("step down", process.step_down())
-
-    def fork(self) -> None:
-        process = self._process()
-        if process is not None:
-            self._count("fork", process)
-            for wrong in process.fork():
-                self._sim.checks.violate(f"{process}: {wrong}")
 
     def reconfigure(self) -> None:
         process = self._process()
@@ -174,7 +129,7 @@ class Nemesis:
             share = self._chance.choice(LEASE_SHARES)
             if self._chance.random() < 0.5:  # the proof that would tell the server of it does not get there
                 process.network.block(up=True, down=self._chance.random() < 0.5)
-                self._for_a_while(process.network.unblock, 5.0)
+                self._for_a_while(process.network.unblock, self.LONGEST_LEASES)
             self._count("reconfigure", f"{process}: {share:g} of its lease")
             process.command("reconfigure", process.reconfigure(share))
             if share * self._sim.plan.lease_s < min(LEASES_S):
@@ -191,43 +146,7 @@ class Nemesis:
         self._count("call")
         self._sim.server.call(self._sim.key)
 
-    # What happens to links
-
-    def partition(self) -> None:
-        process = self._process()
-        if process is not None:
-            up, down = self._chance.choice(((True, True), (True, False), (False, True)))
-            self._count("partition", f"{process} up={up} down={down}")
-            process.network.block(up=up, down=down)
-            self._for_a_while(process.network.unblock, 5.0)
-
-    def slow_network(self) -> None:
-        process = self._process()
-        if process is not None:
-            self._count("slow network", process)
-            process.network.be_slow()
-            self._for_a_while(process.network.be_fast)
-
-    def cut(self) -> None:
-        backend = self._backend()
-        if backend is not None:
-            self._count("cut", f"{backend.id.pid}: only the client hears")
-            self._sim.server.cut(backend.id.pid)
-            self._sim.notice_later(backend.wire)
-
-    def cut_off(self) -> None:
-        backend = self._backend()
-        if backend is not None:
-            self._count("cut off", f"{backend.id.pid}: only the server hears")
-            self._sim.server.cut_off(backend.id.pid)
-
     # What happens on the server
-
-    def terminate(self) -> None:
-        backend = self._backend()
-        if backend is not None:
-            self._count("terminate", backend.id.pid)
-            self._sim.server.terminate(backend.id.pid)
 
     def terminate_writer(self) -> None:
         clients = self._sim.server.clients()
@@ -235,12 +154,6 @@ class Nemesis:
             pid = self._chance.choice(clients)
             self._count("terminate writer", pid)
             self._sim.server.terminate(pid)
-
-    def cancel(self) -> None:
-        backend = self._backend()
-        if backend is not None:
-            self._count("cancel", backend.id.pid)
-            self._sim.server.cancel(backend.id.pid)
 
     def strip(self) -> None:
         """A pooler's DISCARD ALL: the session goes on without its lock."""
@@ -257,11 +170,6 @@ class Nemesis:
         with self._sim.losing():
             self._sim.server.stop(immediate=immediate)
         self._for_a_while(self._sim.server.start, 1.5)
-
-    def freeze_server(self) -> None:
-        self._count("freeze")
-        self._sim.server.freeze()
-        self._for_a_while(self._sim.server.thaw)
 
     def fail_over(self) -> None:
         """The standby falls behind; after a while the primary dies, and later the standby goes on without the tail."""
@@ -282,8 +190,3 @@ class Nemesis:
                 take_over()
 
         self._for_a_while(die)
-
-    def demote(self) -> None:
-        self._count("demotion")
-        self._sim.server.demote()
-        self._for_a_while(self._sim.server.promote)

@@ -16,6 +16,7 @@ from pgelect import LeaderLock, LockState, ShutdownError, Term
 from pgelect.errors import ForkedError
 from tests.simulation.loop import DriftingClock, ProcessLoop
 from tests.simulation.network import Network
+from tests.simulation.stage import Machine
 from tests.simulation.writer import Writer
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 
-class Process:
+class Process(Machine):
     """A lock, its duty, and the machine they run on."""
 
     def __init__(self, name: str, simulation: Simulation) -> None:
@@ -65,28 +66,7 @@ class Process:
         self._register()
         self.command("main", self._main())
 
-    def __repr__(self) -> str:
-        return self.name
-
     # What the world does with it
-
-    def command(self, what: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Have it do something."""
-        return self.loop.start(work, f"{self.name} {what}")
-
-    def kill(self, *, without_a_word: bool) -> None:
-        """End it. The system closes its links, unless its power failed."""
-        self.alive = False
-        self.loop.dead = True
-        if without_a_word:
-            self.network.power_off()
-        else:
-            self.network.hang_up()
-
-    def bury(self) -> None:
-        """Leave nothing of it in memory."""
-        self.kill(without_a_word=True)
-        self.loop.bury()
 
     def fork(self) -> list[str]:
         """Let a child be born and try everything; return what is wrong with it. The parent must not notice."""
@@ -125,11 +105,6 @@ class Process:
     def leads(self) -> bool:
         """Whether its lock says so, at this very instant."""
         return self.alive and self.lock.is_leader
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it was neither killed nor asked to stop."""
-        return self.alive and not self.stopping
 
     @property
     def is_well(self) -> bool:

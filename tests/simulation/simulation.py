@@ -17,18 +17,19 @@ from tests.simulation.home import go_home
 from tests.simulation.loop import SpinError
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.peace import make_peace
-from tests.simulation.plan import COMMIT_S, FENCE_WAIT_S, RELEASE_WAIT_S, REPLACED_AFTER_S, SLICE_S, plan_of
+from tests.simulation.plan import COMMIT_S, FENCE_WAIT_S, RELEASE_WAIT_S, SLICE_S, plan_of
 from tests.simulation.process import Process
 from tests.simulation.progress import Limits, Progress
+from tests.simulation.stage import Stage
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from pgelect.testing._fake_wire import Wire
+    from tests.simulation.plan import Plan
+
 
 CONNECT_WITHIN_S = 5.0
-TRACE_MAX = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,10 @@ class FoundError(Exception):
         return "\n".join([*self.trace, f"seed {self.seed}: {self.what}"])
 
 
-class Simulation:
+class Simulation(Stage[Process]):
     """One seed."""
+
+    plan: Plan
 
     def __init__(self, seed: int) -> None:
         random.seed(seed)  # the jitter of the retry strategies
@@ -101,27 +104,6 @@ class Simulation:
         self.nemesis = Nemesis(self)
 
     # What the nemesis uses
-
-    def trace(self, who: str, what: str) -> None:
-        """Write down what happened."""
-        self._lines.append((self.world.now(), who, what))
-
-    def replace_later(self, process: Process) -> None:
-        """Start a new process in the place of one that has ended."""
-        self.world.call_later(
-            self.world.chance.random() * REPLACED_AFTER_S,
-            lambda: None if self.nemesis.at_peace else self._replace(process),
-        )
-
-    def notice_later(self, wire: Wire) -> None:
-        """Have the server's system find out, in time, that nobody is at the other end of a link (tcp_user_timeout)."""
-
-        def notice() -> None:
-            for backend in list(self.cluster.backends.values()):
-                if backend.wire is wire:
-                    self.server.cut_off(backend.id.pid)
-
-        self.world.call_later(2 * self.plan.lease_s, notice)
 
     @contextmanager
     def losing(self) -> Iterator[None]:
@@ -165,42 +147,13 @@ class Simulation:
             nearest=self.progress.nearest,
         )
 
-    def readable(self) -> list[str]:
-        """The last lines of the trace."""
-        head = [f"plan: {self.plan}"]
-        left_out = len(self._lines) - TRACE_MAX
-        if left_out > 0:
-            head.append(f"... {left_out} lines before")
-        return [*head, *(f"{at:10.4f}  {who:<8} {what}" for at, who, what in self._lines[-TRACE_MAX:])]
-
-    def fill_up(self) -> None:
-        """Start a process for each that does not run any more."""
-        for process in list(self.processes):
-            if not process.alive or process.has_stopped:
-                self._replace(process)
-            elif process.stopping:
-                self._succeed(process)
+    @property
+    def troubled(self) -> bool:
+        """There is no peace yet."""
+        return not self.nemesis.at_peace
 
     def _add(self, name: str) -> None:
         self.processes.append(Process(name, self))
-
-    def _replace(self, process: Process) -> None:
-        if process in self.processes:
-            self.trace("world", f"{process} is replaced")
-            self.processes.remove(process)
-            self.dead.append(process)
-            self._succeed(process)
-
-    def _succeed(self, process: Process) -> None:
-        if not process.has_successor:
-            process.has_successor = True
-            number, _, generation = process.name.partition(".")
-            self._add(f"{number}.{int(generation or 0) + 1}")
-
-    def _bury_all(self) -> None:
-        self.world.after_each = lambda: None
-        for process in (*self.processes, *self.dead):
-            process.bury()
 
 
 def run(seed: int) -> Outcome:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from pgelect import GroupState, LeaderGroup, LockKey, ShutdownError, StaleTokenError, Term
 from pgelect.errors import PgElectError
 from tests.simulation.loop import DriftingClock, ProcessLoop
 from tests.simulation.network import Network
+from tests.simulation.stage import Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from pgelect.testing import FakeTransaction
     from tests.simulation.groups.simulation import GroupSimulation
 
 Pair = tuple[int, int]
 
 
-class GroupProcess:
+class GroupProcess(Machine):
     """A member, its handlers, and the machine they run on."""
 
     def __init__(self, name: str, sim: GroupSimulation) -> None:
@@ -63,30 +62,13 @@ class GroupProcess:
         group.on_state_change(lambda before, after: sim.trace(name, f"{before} -> {after}"))
         self.command("main", self._main())
 
-    def __repr__(self) -> str:
-        return self.name
-
     # What the world does with it
-
-    def command(self, what: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Have it do something."""
-        return self.loop.start(work, f"{self.name} {what}")
 
     def kill(self, *, without_a_word: bool) -> None:
         """End it. The system closes its links, unless its power failed."""
-        self.alive = False
-        self.loop.dead = True
-        if without_a_word:
-            self.network.power_off()
-        else:
-            self.network.hang_up()
+        super().kill(without_a_word=without_a_word)
         for transaction in list(self._writing):
             transaction.rollback()
-
-    def bury(self) -> None:
-        """Leave nothing of it in memory."""
-        self.kill(without_a_word=True)
-        self.loop.bury()
 
     def fork(self) -> list[str]:
         """Let a child be born and look; return what is wrong with it."""
@@ -104,11 +86,6 @@ class GroupProcess:
         except ShutdownError as error:
             self._sim.trace(self.name, f"shutdown: {error}")
         self.has_stopped = True
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it was neither killed nor asked to stop."""
-        return self.alive and not self.stopping
 
     @property
     def claims(self) -> dict[Pair, int]:

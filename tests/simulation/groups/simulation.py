@@ -15,14 +15,15 @@ from tests.simulation.groups.plan import plan_of
 from tests.simulation.groups.process import GroupProcess
 from tests.simulation.loop import SpinError
 from tests.simulation.network import MESSAGE_S
-from tests.simulation.plan import COMMIT_S, FENCE_WAIT_S, RELEASE_WAIT_S, REPLACED_AFTER_S, SLICE_S
-from tests.simulation.simulation import CONNECT_WITHIN_S, TRACE_MAX, FoundError, Outcome
+from tests.simulation.plan import COMMIT_S, FENCE_WAIT_S, RELEASE_WAIT_S, SLICE_S
+from tests.simulation.simulation import CONNECT_WITHIN_S, FoundError, Outcome
+from tests.simulation.stage import Stage
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pgelect.testing._fake_wire import Wire
+    from tests.simulation.groups.plan import GroupPlan
     from tests.simulation.groups.process import Pair
 
 STOPS_WITHIN_S = 30.0
@@ -30,8 +31,10 @@ TAKEN_WITHIN_S = 0.6
 """For a few messages and a commit: less than a wait for something else than the end of the next member."""
 
 
-class GroupSimulation:
+class GroupSimulation(Stage[GroupProcess]):
     """One seed."""
+
+    plan: GroupPlan
 
     def __init__(self, seed: int) -> None:
         random.seed(seed)
@@ -64,29 +67,6 @@ class GroupSimulation:
         """The key of a partition."""
         return LockKey(*pair)
 
-    # What the nemesis uses
-
-    def trace(self, who: str, what: str) -> None:
-        """Write down what happened."""
-        self._lines.append((self.world.now(), who, what))
-
-    def replace_later(self, process: GroupProcess) -> None:
-        """Start a new process in the place of one that has ended."""
-        self.world.call_later(
-            self.world.chance.random() * REPLACED_AFTER_S,
-            lambda: None if self.nemesis.at_peace else self._replace(process),
-        )
-
-    def notice_later(self, wire: Wire) -> None:
-        """Have the server's system find out, in time, that nobody is at the other end of a link (tcp_user_timeout)."""
-
-        def notice() -> None:
-            for backend in list(self.cluster.backends.values()):
-                if backend.wire is wire:
-                    self.server.cut_off(backend.id.pid)
-
-        self.world.call_later(2 * self.plan.lease_s, notice)
-
     # The course of it
 
     def run(self) -> Outcome:
@@ -106,9 +86,7 @@ class GroupSimulation:
         except Exception as error:
             raise FoundError(self.seed, f"{type(error).__name__}: {error}", self.readable()) from error
         finally:
-            self.world.after_each = lambda: None
-            for process in (*self.processes, *self.dead):
-                process.bury()
+            self._bury_all()
         return Outcome(
             seed=self.seed,
             simulated_s=self.world.now(),
@@ -124,21 +102,10 @@ class GroupSimulation:
             nearest={"balance after trouble": recovered_s / self.plan.settles_within_s},
         )
 
-    def readable(self) -> list[str]:
-        """The last lines of the trace."""
-        return [
-            f"plan: {self.plan}",
-            *(f"{at:10.4f}  {who:<8} {what}" for at, who, what in self._lines[-TRACE_MAX:]),
-        ]
-
     def _make_peace(self) -> float:
         self.nemesis.stop()
         self.trace("world", "peace")
-        for process in list(self.processes):
-            if not process.alive or process.has_stopped:
-                self._replace(process)
-            elif process.stopping:
-                self._succeed(process)
+        self.fill_up()
         began = self.world.now()
         self._wait_for(self._is_balanced, self.plan.settles_within_s, "every partition is led, by who is to lead it")
         return self.world.now() - began
@@ -214,20 +181,13 @@ class GroupSimulation:
             if process.has_stopped:
                 _check_stopped(process)
 
+    @property
+    def troubled(self) -> bool:
+        """There is no peace yet."""
+        return not self.nemesis.at_peace
+
     def _add(self, name: str) -> None:
         self.processes.append(GroupProcess(name, self))
-
-    def _replace(self, process: GroupProcess) -> None:
-        if process in self.processes:
-            self.processes.remove(process)
-            self.dead.append(process)
-            self._succeed(process)
-
-    def _succeed(self, process: GroupProcess) -> None:
-        if not process.has_successor:
-            process.has_successor = True
-            number, _, generation = process.name.partition(".")
-            self._add(f"{number}.{int(generation or 0) + 1}")
 
 
 def _check_stopped(process: GroupProcess) -> None:
