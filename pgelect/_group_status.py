@@ -8,7 +8,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from pgelect._engine.home import check_process
 from pgelect._engine.model import LockState
 from pgelect._group.state import GroupState
 from pgelect._group_partitions import key_of
@@ -184,4 +183,5 @@ class GroupStatus(Generic[P]):
         return os.getpid() == self._owner_pid
 
     def _check_pid(self) -> None:
-        check_process(self._owner_pid)
+        """Raise ForkedError in a forked child."""
+        raise NotImplementedError

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import threading
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from typing_extensions import Unpack, override
 
 from pgelect._callbacks import Callbacks
 from pgelect._engine.clock import Clock, SystemClock
-from pgelect._engine.ending import shut_down
-from pgelect._engine.home import check_loop
 from pgelect._engine.model import LockKey
 from pgelect._engine.settings import Settings, check_argument_s, default_identity
 from pgelect._group.runner import Runner
@@ -22,16 +18,15 @@ from pgelect._group.state import GroupState, Rules
 from pgelect._group_partitions import group_name, partitions_of
 from pgelect._group_settings import GroupSettings, check_max_share, check_weight
 from pgelect._group_status import GroupStatus, P
+from pgelect._life import Life
 from pgelect._postgres.dsn import check_dsn
 from pgelect._postgres.group_session import PostgresGroupSession
 from pgelect._postgres.group_sql import Ring
 from pgelect._postgres.options import Dsn, SessionOptions
-from pgelect.errors import ShutdownError
 from pgelect.retry import ExponentialBackoff, as_strategy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
-    from types import TracebackType
 
     from pgelect._engine.hooks import Hook
     from pgelect._engine.model import Term
@@ -47,7 +42,7 @@ COOLDOWN_S = 1.0
 """After a step-down: others have looked at the group by then."""
 
 
-class LeaderGroup(GroupStatus[P], Callbacks):
+class LeaderGroup(Life[Runner], GroupStatus[P], Callbacks):
     """Leads a fair share of many partitions, over one dedicated connection.
 
     Each process of the fleet makes one with the same partitions. At every moment each partition is led by at most one
@@ -83,6 +78,8 @@ class LeaderGroup(GroupStatus[P], Callbacks):
     Raises:
         ValueError, TypeError: an argument is out of range, or two contradict each other; the message names them.
     """
+
+    _KIND = "group"
 
     @overload
     def __init__(
@@ -149,12 +146,9 @@ class LeaderGroup(GroupStatus[P], Callbacks):
     def _build(self, sessions: Callable[[], GroupSession], clock: Clock) -> None:
         self._sessions = sessions
         self._clock = clock
-        self._runner = self._new_runner()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._event_watch: asyncio.Task[None] | None = None
-        self._owner_pid = os.getpid()
-        self._claiming = threading.Lock()
+        self._be_born()
 
+    @override
     def _new_runner(self) -> Runner:
         s = self._settings
         rules = Rules(
@@ -183,27 +177,7 @@ class LeaderGroup(GroupStatus[P], Callbacks):
             ConnectionError: the retry strategy gave up at once.
             ForkedError: the group belongs to a parent process.
         """
-        self._check_pid()
-        with self._claiming:
-            if self._loop is not None and self._loop.is_closed() and self._runner.running:
-                self._rebuild()
-            if self._runner.running:
-                raise RuntimeError(
-                    "start() was called on a group that runs already; call it once, or shut it down first"
-                )
-            if self._loop is not None and self._loop is not asyncio.get_running_loop():
-                self._rebuild()
-            self._loop = asyncio.get_running_loop()
-            self._runner.claim()
-        self._end_event_watch()
-        if self._shutdown_event is not None:
-            self._event_watch = self._loop.create_task(self._watch_event(self._shutdown_event, self._runner))
-        try:
-            await self._runner.start()
-        except BaseException:
-            self._runner.kill()
-            self._end_event_watch()
-            raise
+        await self._start()
 
     async def shutdown(self, timeout_s: float = 10.0) -> None:
         """Stop: drain all duties, unlock, close the connection. When this returns, every lock is free.
@@ -212,39 +186,7 @@ class LeaderGroup(GroupStatus[P], Callbacks):
             ShutdownError: it took longer than ``timeout_s`` (default 10 seconds); the socket was closed instead, and
                 the server frees the locks when it sees that.
         """
-        self._check_caller()
-        check_argument_s("timeout_s", timeout_s)
-        if self._loop is not asyncio.get_running_loop():
-            return
-        self._end_event_watch()
-        await shut_down(self._runner, timeout_s)
-
-    async def run(self) -> None:
-        """Campaign until the group is shut down or this call is cancelled; for an ``asyncio.TaskGroup``.
-
-        Raises:
-            ConfigurationError, ConnectionError: as ``start()``, and when retries are exhausted later.
-        """
-        async with self:
-            await self._runner.stopped(with_callbacks=True)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None and not self._owns():
-            return
-        try:
-            await self.shutdown()
-        except ShutdownError as late:
-            if error is None:
-                raise
-            log.error("%s: %s", self._settings.key, late)  # noqa: TRY400 -- the error of the block goes on
-        if error is None and self._runner.failure is not None:
-            raise self._runner.failure
+        await self._shut_down(timeout_s)
 
     # -- leading -------------------------------------------------------------------------------------------------------
 
@@ -329,23 +271,3 @@ class LeaderGroup(GroupStatus[P], Callbacks):
     @override
     def _add_callback(self, hook: Hook, callback: Callable[..., object]) -> None:
         self._runner.terms.general.add(hook, callback)
-
-    def _rebuild(self) -> None:
-        """Leave what is another loop's, or a closed one's, to it."""
-        old, self._runner = self._runner, self._new_runner()
-        self._runner.succeed(old)
-        self._event_watch = None
-
-    def _check_caller(self) -> None:
-        self._check_pid()
-        if self._loop is not None and self._runner.running and not self._loop.is_closed():
-            check_loop(self._loop)
-
-    async def _watch_event(self, event: asyncio.Event, runner: Runner) -> None:
-        await event.wait()
-        runner.post_shutdown(self._settings.drain_timeout_s)
-
-    def _end_event_watch(self) -> None:
-        if self._event_watch is not None:
-            self._event_watch.cancel()
-            self._event_watch = None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from typing_extensions import override
 
@@ -15,22 +13,20 @@ from pgelect._callbacks import Callbacks
 from pgelect._configuring import Configured
 from pgelect._engine import duty as duties
 from pgelect._engine.clock import Clock, SystemClock
-from pgelect._engine.ending import shut_down
-from pgelect._engine.home import check_loop, check_process
 from pgelect._engine.meter import Meter
 from pgelect._engine.runner import Runner
 from pgelect._engine.settings import Settings, check_argument_s, default_identity, key_of
 from pgelect._fences import Fences
+from pgelect._life import Life
 from pgelect._postgres.dsn import check_dsn
 from pgelect._postgres.options import ConnectFn, Dsn, SessionOptions
 from pgelect._postgres.session import PostgresSession
 from pgelect._status import Status
-from pgelect.errors import NotLeaderError, ShutdownError
+from pgelect.errors import NotLeaderError
 from pgelect.retry import ExponentialBackoff, RetryLike, as_strategy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-    from types import TracebackType
 
     from pgelect._engine.hooks import Hook
     from pgelect._engine.meter import Metrics
@@ -44,7 +40,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class LeaderLock(Status, Callbacks, Fences, Configured):
+class LeaderLock(Life[Runner], Status, Callbacks, Fences, Configured):
     """Leader election on PostgreSQL: exactly one of the processes that use the same key leads.
 
     All durations are seconds.
@@ -78,6 +74,8 @@ class LeaderLock(Status, Callbacks, Fences, Configured):
     Raises:
         ValueError, TypeError: an argument is out of range, or two contradict each other; the message names them.
     """
+
+    _KIND = "lock"
 
     def __init__(
         self,
@@ -146,19 +144,11 @@ class LeaderLock(Status, Callbacks, Fences, Configured):
         self._meter = Meter()
         self._sessions = sessions
         self._clock = clock
-        self._runner = self._new_runner()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._event_watch: asyncio.Task[None] | None = None
-        self._owner_pid = os.getpid()
-        self._claiming = threading.Lock()
+        self._be_born()
 
+    @override
     def _new_runner(self) -> Runner:
         return Runner(self._settings, self._sessions, self._strategy, self._clock, self._meter)
-
-    def _rebuild(self) -> None:
-        old, self._runner = self._runner, self._new_runner()
-        self._runner.succeed(old)
-        self._event_watch = None
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -174,26 +164,7 @@ class LeaderLock(Status, Callbacks, Fences, Configured):
             ConnectionError: the retry strategy gave up at once.
             ForkedError: the lock belongs to a parent process.
         """
-        self._check_pid()
-        with self._claiming:  # of several threads that start it at once, one does
-            self._leave_closed_loop()
-            if self._runner.running:
-                raise RuntimeError(
-                    "start() was called on a lock that runs already; call it once, or shut it down first"
-                )
-            if self._loop is not None and not self._is_at_home():
-                self._rebuild()  # what may be left of an earlier run, such as a callback, is the other loop's
-            self._loop = asyncio.get_running_loop()
-            self._runner.claim()
-        self._end_event_watch()  # of an earlier run that stopped by itself
-        if self._shutdown_event is not None:
-            self._event_watch = self._loop.create_task(self._watch_event(self._shutdown_event, self._runner))
-        try:
-            await self._runner.start()
-        except BaseException:
-            self._runner.kill()
-            self._end_event_watch()
-            raise
+        await self._start()
 
     async def shutdown(self, timeout_s: float = 10.0) -> None:
         """Stop: drain the duty, unlock, close the connection. When this returns, the lock is free.
@@ -205,41 +176,7 @@ class LeaderLock(Status, Callbacks, Fences, Configured):
             ShutdownError: it took longer than ``timeout_s`` (default 10 seconds); the socket was closed instead, and
                 the server frees the lock when it sees that.
         """
-        self._check_pid()
-        check_argument_s("timeout_s", timeout_s)
-        self._check_loop()
-        if not self._is_at_home():  # stopped; for what is left of it, such as a callback, its own loop can wait
-            return
-        self._end_event_watch()
-        await shut_down(self._runner, timeout_s)
-
-    async def run(self) -> None:
-        """Campaign until the lock is shut down or this call is cancelled; for an ``asyncio.TaskGroup``.
-
-        Raises:
-            ConfigurationError, ConnectionError: as ``start()``, and when retries are exhausted later.
-            PgElectError: a stranger cancelled the lock's own task.
-        """
-        async with self:
-            await self._runner.stopped(with_callbacks=True)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None and not self._owns():
-            return  # a fork's child on its way out: nothing of ours replaces its error, or exit status
-        try:
-            await self.shutdown()
-        except ShutdownError as late:
-            if error is None:
-                raise
-            log.error("%s: %s", self.key, late)  # noqa: TRY400 -- the error of the block is what goes on
-        if error is None and self._runner.failure is not None:
-            raise self._runner.failure
+        await self._shut_down(timeout_s)
 
     # -- leading -------------------------------------------------------------------------------------------------------
 
@@ -251,8 +188,7 @@ class LeaderLock(Status, Callbacks, Fences, Configured):
             NotLeaderError: the lock is not running, or stopped.
             PgElectError: the lock stopped by itself, for this reason, as ``run()`` would raise it.
         """
-        self._check_pid()
-        self._check_loop()
+        self._check_caller()
         if timeout_s is not None:
             check_argument_s("timeout_s", timeout_s)
         async with asyncio.timeout(timeout_s):
@@ -275,8 +211,7 @@ class LeaderLock(Status, Callbacks, Fences, Configured):
             True when leadership was given up, also by a call at the same time. False when there was none; nothing is
             done then.
         """
-        self._check_pid()
-        self._check_loop()
+        self._check_caller()
         drain_s = self._settings.drain_timeout_s if drain_timeout_s is None else drain_timeout_s
         check_argument_s("drain_timeout_s", drain_s)
         if cooldown_s is not None:
@@ -297,8 +232,7 @@ class LeaderLock(Status, Callbacks, Fences, Configured):
         Raises:
             PgElectError: the lock stopped by itself, for this reason, as ``run()`` would raise it.
         """
-        self._check_pid()
-        self._check_loop()
+        self._check_caller()
         return await duties.lead(self._runner, duty, repeat=repeat)
 
     def terms(self) -> AsyncIterator[Term]:
@@ -307,8 +241,7 @@ class LeaderLock(Status, Callbacks, Fences, Configured):
         A clean release waits, at most ``drain_timeout_s``, until the body asks for the next term. The body is not
         cancelled: let it look at ``term.is_current`` or await ``term.ended()``.
         """
-        self._check_pid()
-        self._check_loop()
+        self._check_caller()
         return duties.terms(self._runner)
 
     @overload
@@ -331,35 +264,5 @@ class LeaderLock(Status, Callbacks, Fences, Configured):
         self._runner.dispatcher.add(hook, callback)
 
     @override
-    def _check_pid(self) -> None:
-        check_process(self._owner_pid)
-
-    @override
-    def _check_caller(self) -> None:
-        self._check_pid()
-        self._check_loop()
-
-    @override
     def _apply_settings(self) -> None:
         self._options = replace(self._options, lease_s=self._settings.lease_s)
-
-    def _check_loop(self) -> None:
-        """Refuse calls from another loop than the lock runs in. One that is stopped answers in any."""
-        self._leave_closed_loop()
-        if self._loop is not None and self._runner.running:
-            check_loop(self._loop)
-
-    def _leave_closed_loop(self) -> None:
-        if self._loop is not None and self._loop.is_closed() and self._runner.running:
-            self._rebuild()  # the program ended its loop without a shutdown: nothing in it runs any more
-
-    def _is_at_home(self) -> bool:
-        return self._loop is asyncio.get_running_loop()
-
-    async def _watch_event(self, event: asyncio.Event, runner: Runner) -> None:
-        await event.wait()
-        runner.post_shutdown(self._settings.drain_timeout_s)
-
-    def _end_event_watch(self) -> None:
-        if self._event_watch is not None:
-            self._event_watch.cancel()

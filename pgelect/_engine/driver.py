@@ -17,11 +17,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from pgelect._engine import events as ev
 from pgelect._engine.answers import Vitals
-from pgelect._engine.ending import ended_from_outside
+from pgelect._engine.ending import Ending, ended_from_outside
 from pgelect._engine.futures import settle
 from pgelect._engine.journal import Journal
 from pgelect.errors import ConnectionError, SessionLostError  # noqa: A004 -- ours on purpose
@@ -77,7 +77,7 @@ class Performing(Protocol):
         """Run one call."""
 
 
-class Driver(Vitals, ABC):
+class Driver(Vitals, Ending, ABC):
     """Drives one machine from start to stop, any number of times."""
 
     STOPPED: ClassVar[StrEnum]
@@ -114,6 +114,10 @@ class Driver(Vitals, ABC):
     @abstractmethod
     def _apply(self, event: ev.Event) -> None:
         """Step, publish the new snapshot, and only then carry out the effects; ``_applied`` follows."""
+
+    @abstractmethod
+    def succeed(self, old: Self) -> None:
+        """Go on for one of another event loop, or of a closed one: its callbacks, what is untold, none of its trust."""
 
     def _renewed(self) -> None:
         """Do what a new start needs once nothing is left of the last one."""

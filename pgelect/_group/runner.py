@@ -132,10 +132,10 @@ class Runner(Answers, Driver):
             raise self.failure
 
     def succeed(self, old: Runner) -> None:
-        """Go on for a runner whose event loop is another one, or closed: its callbacks, and none of its trust."""
+        """Go on for a runner that is forsaken: the callbacks, and the untold ends of its terms."""
+        self.terms.succeed(old.terms)
         old.snapshot = Snapshot()
         old._performer.abandon()
-        self.terms.general.take_over(old.terms.general)
 
     @property
     def backend(self) -> Backend | None:

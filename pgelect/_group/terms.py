@@ -163,6 +163,13 @@ class Terms:
         self._failures.clear()
         self.general.start()
 
+    def succeed(self, old: Terms) -> None:
+        """Use the callbacks of one of another event loop, or of a closed one, and tell the untold ends of its terms."""
+        for key, (_, term, life) in old._lives.items():
+            old._dispatchers[key].post(Hook.LOST, term, life=life)
+        for one in old._all():
+            self.general.take_over(one)
+
     def inside(self) -> bool:
         """Tell whether the caller is a callback, or a task that one made."""
         return any(one.inside() for one in self._all())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pgelect import LeaderLock, LockState, Term
+from pgelect import GroupState, LeaderGroup, LeaderLock, LockState, Term
 from tests.support.locks import Key, Story, leading, make_lock
 from tests.support.server import lock_holders, sessions
 from tests.support.waiting import eventually, eventually_sync, scaled
@@ -118,3 +118,41 @@ def test_the_end_of_the_term_is_told_in_the_next_loop(database: str, key: Key, l
 
     asyncio.run(again())
     assert story.told == ["acquired", "lost", "acquired", "released"]
+
+
+def test_a_group_that_is_shut_down_in_another_loop_frees_its_locks_and_tells_of_them_in_the_next(
+    database: str, left: asyncio.AbstractEventLoop
+) -> None:
+    """Regression: shutdown() did nothing, and the locks stayed for as long as the process did."""
+    names = ["one", "two"]
+    group = LeaderGroup(database, names=names, lease_s=LEASE_S)
+    told: list[tuple[str, str]] = []
+    group.on_acquired(lambda term: told.append(("acquired", term.key.name)))
+    group.on_lost(lambda term: told.append(("lost", term.key.name)))
+    group.on_released(lambda term: told.append(("released", term.key.name)))
+
+    async def leads(told_in_all: int) -> list[Term]:
+        await eventually(lambda: (len(told), len(group.leading)) == (told_in_all, 2), message="both are led, and told")
+        return list(group.leading.values())
+
+    async def once() -> list[Term]:
+        await group.start()
+        return await leads(2)
+
+    terms = left.run_until_complete(once())
+    left.close()
+    assert all(term.is_current for term in terms)
+
+    asyncio.run(group.shutdown())
+    assert (group.state, dict(group.leading)) == (GroupState.STOPPED, {})
+    assert not any(term.is_current for term in terms)
+    eventually_sync(lambda: sessions(database) == [], message="the locks are free")
+    assert len(told) == 2  # nothing ran there that could tell
+
+    async def again() -> None:
+        async with group:
+            assert {term.token for term in await leads(6)}.isdisjoint(term.token for term in terms)
+
+    asyncio.run(again())
+    for name in names:
+        assert [what for what, which in told if which == name] == ["acquired", "lost", "acquired", "released"]

@@ -56,7 +56,9 @@ PARTS: dict[str, set[str]] = {
     "pgelect._status": {"pgelect._engine", "pgelect._health", "pgelect.retry"},
     "pgelect._fences": {"pgelect._engine", "pgelect.errors", "pgelect.fencing"},
     "pgelect._configuring": {"pgelect._engine", "pgelect._environment", "pgelect.retry"},
+    "pgelect._life": {"pgelect._engine", "pgelect.errors"},
     "pgelect.lock": {
+        "pgelect._life",
         "pgelect._callbacks",
         "pgelect._configuring",
         "pgelect._fences",
@@ -78,6 +80,7 @@ PARTS: dict[str, set[str]] = {
         "pgelect.fencing",
     },
     "pgelect.group": {
+        "pgelect._life",
         "pgelect._callbacks",
         "pgelect._engine",
         "pgelect._group",
