@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from pgelect._engine.model import Grant
@@ -77,11 +78,13 @@ class PostgresGroupSession(DedicatedSession):
         """Wait for the end of a member for that long at most, then prove all locks and look at the group."""
         session = self._open_session()
         wait_s = min(wait_s, session.facts.slice_s)
-        query = group_sql.look(self._ring, session.facts, known, waited=wait_for is not None)
-        if wait_for is not None:
-            query = group_sql.wait_for(self._ring, wait_for, max(1, round(wait_s * 1000))) + query
-        rows = (await self._ask(query, Deadline.after(wait_s + within_s), "proving leadership"))[-1]
-        orphaned, ours, held, in_recovery, number, text = rows[0]
+        deadline = Deadline.after(wait_s + within_s)
+        if wait_for is None:
+            rows = await self._ask(self._sight(known, waited=False), deadline, "proving leadership")
+        else:
+            wait = group_sql.wait_for(self._ring, wait_for, max(1, round(wait_s * 1000)))
+            rows = await self._wait_and_look(wait, known, deadline)
+        orphaned, ours, held, in_recovery, number, text = rows[-1][0]
         if in_recovery:
             self.abandon()
             raise SessionLostError("disproved", "the server is in recovery: it has been demoted, or is a standby")
@@ -93,6 +96,19 @@ class PostgresGroupSession(DedicatedSession):
         called, self._called = await session.link.watch(0.0) or self._called, False  # what came meanwhile
         deaf = not announcing.may_listen(session.link.conn)  # then it is looked from time to time who may have called
         return Sight(number, view, bool(orphaned), called or deaf)
+
+    async def _wait_and_look(self, wait: Composed, known: int | None, deadline: Deadline) -> list[Rows]:
+        try:
+            return await self._ask(wait + self._sight(known, waited=True), deadline, "proving leadership")
+        except PgElectError as error:
+            if self._hurrying is None or not isinstance(error.__cause__, psycopg.errors.QueryCanceled):
+                raise
+            await asyncio.wait({self._hurrying})  # it met not the wait, but what goes before or after it
+        session = self._open_session()  # until the next ``_ask`` no further request is made, to meet this
+        return await session.ask(self._sight(known, waited=False), deadline, "proving leadership")
+
+    def _sight(self, known: int | None, *, waited: bool) -> Composed:
+        return group_sql.look(self._ring, self._open_session().facts, known, waited=waited)
 
     async def take(self, keys: tuple[LockKey, ...], within_s: float) -> Catch:
         """Try for these locks without waiting, and mint the tokens of those that are granted."""

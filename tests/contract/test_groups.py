@@ -123,6 +123,17 @@ async def test_a_wait_can_be_cut_short_and_the_session_goes_on(stage: Stage) -> 
     assert not (await b.look(None, a.me, 0.05, WITHIN_S)).orphaned
 
 
+async def test_whenever_a_look_is_hurried_it_proves(stage: Stage) -> None:
+    a, b = await stage.member(), await stage.member()
+    for moment in range(60):
+        waiting = asyncio.create_task(b.look(None, a.me, LONG_S, WITHIN_S))
+        await asyncio.sleep(moment / 20_000)  # some before it begins, some amid the wait
+        for _ in range(3):
+            b.hurry()
+            await asyncio.sleep(0)
+        assert len(view_of(await in_time(waiting)).members) == 2
+
+
 async def test_a_ring_of_members_may_wait_for_each_other_all_at_once(stage: Stage) -> None:
     members = [await stage.member() for _ in range(3)]
     ring = zip(members, [*members[1:], members[0]], strict=True)
