@@ -112,8 +112,9 @@ async def test_members_share_evenly_over_one_connection_each_and_the_server_says
         tokens = [term.token for group in groups for term in group.leading.values()]
         assert len(set(tokens)) == 12
         assert len(sessions(database)) == 3
-    assert query(database, _HELD) == []
+    assert holders(database) == {}
     await eventually(lambda: not sessions(database), message="no session is left")
+    assert query(database, _HELD) == []
     assert all(group.state is GroupState.STOPPED and not group.leading for group in groups)
 
 
@@ -490,7 +491,8 @@ def test_it_goes_on_in_another_event_loop(database: str) -> None:
             return len(group.leading)
 
     assert [asyncio.run(once()) for _ in range(2)] == [12, 12]
-    assert query(database, _HELD) == []
+    assert holders(database) == {}
+    eventually_sync(lambda: query(database, _HELD) == [], message="the member's own locks go with its session")
 
 
 def started(database: str, identity: str, **settings: Any) -> Worker:

@@ -244,7 +244,7 @@ async def test_what_cannot_be_watched_at_the_start_is_said_at_once(database: str
             await anext(iteration)
         with pytest.raises(StopAsyncIteration):
             await anext(iteration)
-    assert sessions(database, "%") == []
+    await eventually(lambda: sessions(database, "%") == [], message="no session is left")
 
 
 async def test_a_session_that_a_role_lets_idle_for_a_moment_only_is_kept(roles: Roles, key: Key) -> None:
