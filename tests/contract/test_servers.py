@@ -1,5 +1,6 @@
 """Which servers the contract runs on: PostgreSQL 15, 16 and 18, and nothing else unnoticed."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from tests.support import environment
 
 def test_the_contract_is_held_to_three_major_versions(pg_debian: Postgres, pg16: Postgres, pg18: Postgres) -> None:
     assert (pg16.version, pg18.version) == (16, 18)
+    if environment.OTHER in os.environ:
+        return
     if environment.in_ci() or environment.INSTALLED in find_installed():
         assert pg_debian.version == 15
     assert f"PostgreSQL {pg_debian.version}" in environment.named_installed()
@@ -42,7 +45,15 @@ def test_a_desk_without_any_skips(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not installed" in environment.named_installed()
 
 
+def test_another_one_is_taken_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    _machine(monkeypatch, 15, ci="true")
+    monkeypatch.setenv(environment.OTHER, "/17/bin")
+    assert environment.installed_programs() == Path("/17/bin")
+    assert environment.named_installed() == "/17/bin, as PGELECT_TEST_POSTGRES says"
+
+
 def _machine(monkeypatch: pytest.MonkeyPatch, *versions: int, ci: str = "") -> None:
     """A machine on which these are installed."""
     monkeypatch.setenv("CI", ci)
+    monkeypatch.delenv(environment.OTHER, raising=False)
     monkeypatch.setattr(environment, "find_installed", lambda: {version: Path(f"/{version}") for version in versions})

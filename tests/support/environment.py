@@ -11,6 +11,9 @@ from pgelect.testing import find_installed
 INSTALLED = 15
 """The major version that the system is to have: the package that the other servers come from has only newer ones."""
 
+OTHER = "PGELECT_TEST_POSTGRES"
+"""Names a directory of programs of another server, to run on it what otherwise runs on the installed one."""
+
 
 def in_ci() -> bool:
     """Whether this is a CI run, where nothing may be skipped for lack of a program."""
@@ -19,6 +22,8 @@ def in_ci() -> bool:
 
 def installed_programs() -> Path:
     """The programs of that version; at a desk without it, those of the newest that there is."""
+    if other := os.environ.get(OTHER):
+        return Path(other)
     found = find_installed()
     if INSTALLED not in found and (not found or in_ci()):
         there = f"only {', '.join(map(str, found))}" if found else "none"
@@ -28,6 +33,8 @@ def installed_programs() -> Path:
 
 def named_installed() -> str:
     """Which version that is, for the head of a test report."""
+    if other := os.environ.get(OTHER):
+        return f"{other}, as {OTHER} says"
     found = find_installed()
     if not found:
         return f"not installed (PostgreSQL {INSTALLED} is asked for)"
