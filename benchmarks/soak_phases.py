@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,9 @@ STOPS_WITHIN_S = 2.0
 """A stop has to be done by then, whenever it is asked for."""
 FROZEN_AT_ONCE = 10
 """Links that are frozen and given up in one cycle."""
+_LIVELY: Mapping[str, Any] = {"lease_s": 1.0, "health_interval_s": 0.1}
+_CALM: Mapping[str, Any] = {"lease_s": 60.0, "health_interval_s": 20.0}
+"""While so many are weighed: else some would always be in the middle of a proof."""
 
 _STEP_S = 0.001
 _TERMINATE = """
@@ -183,15 +186,20 @@ async def lost_sessions(ground: Ground) -> AsyncIterator[Cycle]:
 @asynccontextmanager
 async def frozen_links(ground: Ground) -> AsyncIterator[Cycle]:
     """Freeze the network under several leaders: each gives up the link on which nothing answers, by turns for good."""
-    locks = [ground.lock(key=10 + n, proxied=True, lease_s=1.0, health_interval_s=0.1) for n in range(FROZEN_AT_ONCE)]
+    locks = [ground.lock(key=10 + n, proxied=True, **_LIVELY) for n in range(FROZEN_AT_ONCE)]
 
     async def lead() -> None:
         for lock in locks:
             if lock.state is LockState.STOPPED:
                 await lock.start()
         await _lead_since(time.monotonic(), *locks)
+        for lock in locks:
+            lock.reconfigure(**_CALM)
+        await _until(lambda: all(lock.trust_left_s > _CALM["lease_s"] / 2 for lock in locks), "they did not all calm")
 
     async def cycle(number: int) -> None:
+        for lock in locks:
+            lock.reconfigure(**_LIVELY)
         ground.proxy.freeze()
         given_up = (LockState.FOLLOWER, LockState.STOPPED)
         await _until(lambda: all(lock.state in given_up for lock in locks), "a frozen link was not given up")
