@@ -51,7 +51,7 @@ async def settled(dsn: str, key: Key, *electors: Elector, above: int) -> Elector
 async def test_after_a_restart_exactly_one_of_two_leads(
     own_server: Postgres, own_database: str, key: Key, mode: str
 ) -> None:
-    async with Elector(own_database, key) as a, Elector(own_database, key) as b:
+    async with Elector(own_database, key, lease_s=10.0) as a, Elector(own_database, key, lease_s=10.0) as b:
         token = 0
         for _ in range(3):
             leader = await settled(own_database, key, a, b, above=token)

@@ -27,5 +27,9 @@ async def write(conn: Connection, token: int) -> None:
 
 @asynccontextmanager
 async def connected(database: str, **options: Any) -> AsyncIterator[Connection]:
-    async with await psycopg.AsyncConnection.connect(database, **options) as conn:
-        yield conn
+    conn = await psycopg.AsyncConnection.connect(database, **options)
+    try:
+        async with conn:
+            yield conn
+    finally:
+        await conn.close()  # a cancel that meets the rollback at the end of that leaves it open

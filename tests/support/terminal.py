@@ -51,9 +51,13 @@ class Terminal:
         """The pid of the process."""
         return self._process.pid
 
-    def wait_text(self, pattern: str, timeout_s: float = 20.0) -> None:
+    def wait_text(self, pattern: str, timeout_s: float = 60.0) -> None:
         """Wait until something that matches has been drawn."""
-        eventually_sync(lambda: re.search(pattern, self.text), timeout_s, f"{pattern!r} in {self.text!r}")
+        try:
+            eventually_sync(lambda: re.search(pattern, self.text), timeout_s, f"{pattern!r} is drawn")
+        except AssertionError as error:
+            error.add_note(f"drawn so far: {self.text!r}")
+            raise
 
     def press(self, keys: bytes) -> None:
         """Type."""
