@@ -18,10 +18,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import os
-import platform
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -29,18 +25,17 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-import psycopg
-
 from benchmarks import scenarios, targets
 from benchmarks.looking import Observer
-from benchmarks.measure import Counts, Timing, missed, table
-from benchmarks.process import DidNotHappenError
 from benchmarks.stages import stages
 from benchmarks.steady import steady
+from benchmarks.telling import progress, tell, told
 from pgelect.testing import throwaway_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from benchmarks.measure import Counts, Timing
 
 SCENARIOS = ("crash", "step-down", "terminated", "stopped", "steady")
 
@@ -107,26 +102,26 @@ def measure(what: Plan) -> tuple[list[Timing | Counts], str, str]:
         version = str(observer.value("SHOW server_version"))
         floor_s: float | None = None
         if "crash" in what.only:
-            _progress("crash, and the floor")
+            progress("crash, and the floor")
             crashes = scenarios.crash(arena, observer, what.rounds)
             floor_s = median(crashes.floor)
             found += targets.crash(crashes)
         if "step-down" in what.only:
-            _progress("step-down")
+            progress("step-down")
             found.append(targets.step_down(scenarios.step_down(arena, observer, what.rounds), floor_s))
         if "terminated" in what.only:
-            _progress("terminated")
+            progress("terminated")
             found.append(targets.terminated(scenarios.terminated(arena, observer, what.rounds), floor_s))
         if "stopped" in what.only:
-            _progress("stopped")
+            progress("stopped")
             seen = scenarios.stopped(arena, observer, what.rounds, what.lease_s)
             found.append(targets.stopped(seen, what.lease_s))
         if what.profile:
-            _progress("profile")
+            progress("profile")
             profile = stages(arena, observer, what.rounds)
         observer.close()
     if "steady" in what.only:
-        _progress("steady")
+        progress("steady")
         found.append(targets.steady(steady(what.window_s, uvloop=what.uvloop, durable=what.durable)))
     return found, profile, version
 
@@ -135,39 +130,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and return the exit status."""
     options = parse(arguments)
     what = plan(options)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: nothing is left running
+    return told(lambda: _measured(what, options))
+
+
+def _measured(what: Plan, options: argparse.Namespace) -> int:
     begun = time.monotonic()
-    try:
-        found, profile, version = measure(what)
-    except DidNotHappenError as error:
-        print(f"did not happen: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    found, profile, version = measure(what)
     about = {
         "postgresql": version,
         "storage": "on disk, with fsync" if what.durable else "in memory where there is room, without fsync",
         "loop": "uvloop" if what.uvloop else "asyncio",
-        "python": platform.python_version(),
-        "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
-        "load": f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
         "rounds": what.rounds,
         "seconds": round(time.monotonic() - begun),
     }
-    print(", ".join(f"{name}: {value}" for name, value in about.items()), end="\n\n")
-    print(table(found))
-    if profile:
-        print(f"\n{profile}")
-    number = missed(found)
-    print(f"\n{'all targets met' if number == 0 else f'TARGETS MISSED: {number}'}")
-    if options.json is not None:
-        options.json.write_text(json.dumps({**about, "results": [each.as_json() for each in found]}, indent=2) + "\n")
-    return 1 if number and options.check else 0
-
-
-def _progress(what: str) -> None:
-    print(f"... {what}", file=sys.stderr, flush=True)
+    return tell(about, found, more=profile, write=options.json, check=options.check)
 
 
 if __name__ == "__main__":

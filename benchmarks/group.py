@@ -13,12 +13,8 @@ Exit status: 0 measured; 1 a target was missed and --check was given; 2 somethin
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import random
 import re
-import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -26,12 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-import psycopg
 
 from benchmarks.group_fleet import KEY1, Fleet, Settings
 from benchmarks.looking import Observer
-from benchmarks.measure import Counts, Target, Timing, missed, table
+from benchmarks.measure import Counts, Target, Timing
 from benchmarks.process import DidNotHappenError
+from benchmarks.telling import progress, tell, told
 from pgelect.testing import throwaway_postgres
 
 if TYPE_CHECKING:
@@ -100,13 +96,13 @@ def measure(options: argparse.Namespace) -> tuple[Found, str]:
         observer = Observer(server.dsn())
         version = str(observer.value("SHOW server_version"))
         with Fleet(server.dsn(), settings) as fleet:
-            _progress(f"{options.members} members begin to share {options.partitions} partitions")
+            progress(f"{options.members} members begin to share {options.partitions} partitions")
             went = fleet.go(fleet.prepare(options.members))
             found.converged_s = fleet.until_balanced(went, within_s) - went
-            _progress("steady state")
+            progress("steady state")
             _steady(server, observer, fleet, found, options.window)
             for number in range(options.rounds):
-                _progress(f"a member is killed, {number + 1} of {options.rounds}")
+                progress(f"a member is killed, {number + 1} of {options.rounds}")
                 _one_dies(fleet, found, within_s)
                 _one_joins(fleet, found, within_s)
         observer.close()
@@ -235,36 +231,18 @@ def judged(found: Found, options: argparse.Namespace) -> list[Timing | Counts]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and return the exit status."""
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        found, version = measure(options)
-    except DidNotHappenError as error:
-        print(f"did not happen: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return told(lambda: _measured(options))
+
+
+def _measured(options: argparse.Namespace) -> int:
+    found, version = measure(options)
     about = {
         "postgresql": version,
-        "python": platform.python_version(),
-        "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
-        "load": f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
         "partitions": options.partitions,
         "members": options.members,
         "rounds": options.rounds,
     }
-    print(", ".join(f"{name}: {value}" for name, value in about.items()), end="\n\n")
-    results = judged(found, options)
-    print(table(results))
-    number = missed(results)
-    print(f"\n{'all targets met' if number == 0 else f'TARGETS MISSED: {number}'}")
-    if options.json is not None:
-        options.json.write_text(json.dumps({**about, "results": [each.as_json() for each in results]}, indent=2) + "\n")
-    return 1 if number and options.check else 0
-
-
-def _progress(what: str) -> None:
-    print(f"... {what}", file=sys.stderr, flush=True)
+    return tell(about, judged(found, options), write=options.json, check=options.check)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import json
-import os
-import platform
 import random
-import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -34,21 +30,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psycopg
-
 from benchmarks import footprint
 from benchmarks.leaks import LEAKS, leak
 from benchmarks.looking import Observer
-from benchmarks.measure import Counts, Timing, missed, table
-from benchmarks.process import DidNotHappenError
 from benchmarks.soak_phases import FROZEN_AT_ONCE, PHASES, Ground
 from benchmarks.soak_targets import Found, judge
+from benchmarks.telling import progress, tell, told
 from pgelect.testing import throwaway_postgres
 from tests.support.proxy import BreakableProxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from benchmarks.measure import Counts, Timing
     from pgelect.testing import Postgres
 
 FULL: Mapping[str, int] = {"start-stop": 1000, "lost": 1000, "frozen": 200, "cancelled": 500, "stops": 1000}
@@ -179,34 +173,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Soak, print, and return the exit status."""
     options = parse(arguments)
     what = plan(options)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: nothing is left running
+    return told(lambda: _soaked(what, options.json))
+
+
+def _soaked(what: Plan, write: Path | None) -> int:
     begun = time.monotonic()
-    try:
-        with throwaway_postgres() as server:
-            found = soak(what, server, lambda text: print(f"... {text}", file=sys.stderr, flush=True))
-            version = server.version
-    except DidNotHappenError as error:
-        print(f"did not happen: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    with throwaway_postgres() as server:
+        found = soak(what, server, progress)
+        version = server.version
     about = {
         "postgresql": version,
         "loop": "uvloop" if what.uvloop else "asyncio",
-        "python": platform.python_version(),
-        "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
-        "load": f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
         "seed": what.seed,
         "seconds": round(time.monotonic() - begun),
     }
-    print(", ".join(f"{name}: {value}" for name, value in about.items()))
-    print(table(found))
-    number = missed(found)
-    print(f"\n{'nothing piled up' if number == 0 else f'TARGETS MISSED: {number}'}")
-    if options.json is not None:
-        options.json.write_text(json.dumps({**about, "results": [each.as_json() for each in found]}, indent=2) + "\n")
-    return 1 if number else 0
+    return tell(about, found, write=write, check=True, met="nothing piled up")
 
 
 if __name__ == "__main__":

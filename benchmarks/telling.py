@@ -1,0 +1,66 @@
+"""What every benchmark prints, and writes as JSON: where it ran, what was found, and which targets were missed."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from benchmarks.measure import missed, table
+from benchmarks.process import DidNotHappenError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from benchmarks.measure import Counts, Timing
+
+
+def told(measure: Callable[[], int]) -> int:
+    """Run ``measure``, and return its exit status, or that of a benchmark that was cut short."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: nothing is left running
+    try:
+        return measure()
+    except DidNotHappenError as error:
+        print(f"did not happen: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def tell(
+    about: Mapping[str, Any],
+    found: list[Timing | Counts],
+    *,
+    more: str = "",
+    write: Path | None = None,
+    check: bool = False,
+    met: str = "all targets met",
+) -> int:
+    """Print the table, write the JSON, and return the exit status: 1 when a target is missed and ``check`` is set."""
+    about = {
+        **about,
+        "python": platform.python_version(),
+        "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
+        "load": f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
+    }
+    print(", ".join(f"{name}: {value}" for name, value in about.items()), end="\n\n")
+    print(table(found).lstrip("\n"))
+    if more:
+        print(f"\n{more}")
+    number = missed(found)
+    print(f"\n{met if number == 0 else f'TARGETS MISSED: {number}'}")
+    if write is not None:
+        write.write_text(json.dumps({**about, "results": [each.as_json() for each in found]}, indent=2) + "\n")
+    return 1 if number and check else 0
+
+
+def progress(what: str) -> None:
+    """Say what is being done."""
+    print(f"... {what}", file=sys.stderr, flush=True)
