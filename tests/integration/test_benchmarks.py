@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks import fence as fence_benchmark
 from benchmarks import targets
 from benchmarks.failover import main
 from benchmarks.measure import Counts, Timing, missed, table
@@ -149,3 +150,54 @@ def test_the_group_is_measured_and_what_it_misses_is_seen(tmp_path: Path) -> Non
     assert "other locks 4" in told
     assert "partitions of others that a death moved 0" in told
     assert len(counts["round_trips_per_s"]) == 2
+
+
+def test_what_a_fence_costs_is_measured(tmp_path: Path) -> None:
+    written = tmp_path / "found.json"
+    command = [sys.executable, "-m", "benchmarks.fence", "--quick", "--connections", "1", "--connections", "16"]
+    done = subprocess.run(
+        [*command, "--json", str(written)], cwd=ROOT, capture_output=True, text=True, timeout=scaled(60), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for row in ("bare", "lock.fence", "check_token", "guarded table", "plain SQL: check with BEGIN"):
+        assert row in done.stdout
+    (result,) = json.loads(written.read_text())["results"]
+    assert len(result["targets"]) == 2
+    assert [one["connections"] for one in result["costs"]] == [1] * 6 + [16] * 6
+    for one in result["costs"]:
+        assert one["transactions"] > 0
+        assert 0 < one["median_ms"] <= one["p95_ms"]
+        assert (one["share"] == one["slower"] == 1) is one["way"].endswith("bare")
+
+
+def test_a_fence_is_held_against_plain_sql_of_the_same_run() -> None:
+    def found(fence: float, folded: float) -> list[Timing | Counts]:
+        return fence_benchmark.judged(
+            [
+                fence_benchmark.Cost(way, connections, 9, 9.0, 1 / slower, 1.0, 1.0, slower)
+                for connections in (1, 4, 16)
+                for way, slower in ((fence_benchmark.FENCE, fence), (fence_benchmark.FOLDED, folded))
+            ]
+        )
+
+    assert missed(found(1.19, 1.10)) == 0, "what plain SQL once took is good enough"
+    assert missed(found(1.60, 1.70)) == 0, "and so is what it takes now"
+    assert missed(found(1.60, 1.50)) == 2
+
+
+def test_starting_is_measured(tmp_path: Path) -> None:
+    written = tmp_path / "found.json"
+    command = [sys.executable, "-m", "benchmarks.startup", "--quick", "--json", str(written)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=scaled(60), check=False)
+    assert done.returncode == 0, done.stderr
+    names = [
+        "import psycopg",
+        "import pgelect, after psycopg",
+        "floor: connect, lock and commit a row",
+        "start() -> leading, with the schema",
+        "start() -> leading, on an empty database",
+    ]
+    timings = json.loads(written.read_text())["results"]
+    assert [one["name"] for one in timings] == names
+    assert all(name in done.stdout for name in names)
+    assert all(one["n"] == 2 and 0 < one["min_ms"] <= one["worst_ms"] for one in timings)
