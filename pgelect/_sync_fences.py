@@ -40,7 +40,7 @@ def check_token(conn: psycopg.Connection[Any], key: LockKey, token: int) -> None
     refuse_autocommit(conn)
     try:
         with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
-            cursor.execute(check_query(key, token).as_string(conn).encode(), prepare=False)
+            cursor.execute(check_query(key.key1, key.key2, token), prepare=False)
     except psycopg.Error as error:
         raise check_failed(error, conn, key, token) from error
 

@@ -8,6 +8,8 @@ class or search_path.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import lru_cache
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -35,7 +37,7 @@ _SERIALIZATION_FAILURE = "40001"
 _MISSING = frozenset({"3F000", "42P01", "42883"})
 _NO_RIGHT = "42501"
 _NO_SUCH_TABLE = frozenset({"42601", "42602", "22023", "0A000", "42P01", "3F000"})
-_CHECK = SQL("SELECT pgelect.check_token({}::pg_catalog.int4, {}::pg_catalog.int4, {}::pg_catalog.int8)")
+_CHECKS_KEPT = 256  # rendered: one for each term under which this process writes
 
 
 async def install(conn: AsyncConnection[Any]) -> None:
@@ -91,7 +93,8 @@ async def check_token(conn: AsyncConnection[Any], key: LockKey, token: int) -> N
     """
     refuse_autocommit(conn)
     try:
-        await _execute(conn, check_query(key, token))
+        async with AsyncCursor(conn, row_factory=tuple_row) as cursor:  # the connection may have factories of its own
+            await cursor.execute(check_query(key.key1, key.key2, token), prepare=False)
     except psycopg.Error as error:
         raise check_failed(error, conn, key, token) from error
 
@@ -105,9 +108,13 @@ def refuse_autocommit(conn: BaseConnection[Any]) -> None:
         )
 
 
-def check_query(key: LockKey, token: int) -> Composable:
+@lru_cache(_CHECKS_KEPT)
+def check_query(key1: int, key2: int, token: int) -> bytes:
     """Return the check. Rendered, without parameters: the same for any prepare_threshold and any pooler."""
-    return _CHECK.format(*(Literal(str(value)) for value in (key.key1, key.key2, token)))
+    return (
+        f"SELECT pgelect.check_token('{index(key1)}'::pg_catalog.int4, '{index(key2)}'::pg_catalog.int4, "
+        f"'{index(token)}'::pg_catalog.int8)"
+    ).encode()
 
 
 def check_failed(error: psycopg.Error, conn: BaseConnection[Any], key: LockKey, token: int) -> PgElectError:
