@@ -151,6 +151,8 @@ class GroupSimulation(Stage[GroupProcess]):
 
     def _is_balanced(self) -> bool:
         running = [process for process in self.processes if process.is_running]
+        if any(process.group.state is not GroupState.MEMBER for process in running):
+            return False  # with few partitions, others lead all that there is while it still connects
         claims = [process.claims for process in running]
         if sum(map(len, claims)) != len(self.partitions) or len(self._tokens()) != len(self.partitions):
             return False
