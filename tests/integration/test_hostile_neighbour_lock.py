@@ -11,7 +11,7 @@ import pytest
 import pgelect
 from pgelect import LockState, PgElectError, SchemaError, schema_sql
 from pgelect.testing import Postgres
-from tests.support.electors import Elector
+from tests.support.electors import Elector, one_leads
 from tests.support.locks import token_row
 from tests.support.roles import LOCK_FUNCTIONS, OWN_DATABASE, Role, Roles, as_administrator
 from tests.support.server import lock_holders, lock_waiters, query, sessions, terminate
@@ -248,8 +248,8 @@ async def test_one_that_polls_needs_the_right_to_try_only(roles: Roles, key: Key
         Elector(elector.dsn, key, acquire="poll") as a,
         Elector(elector.dsn, key, acquire="poll") as b,
     ):
-        await eventually(lambda: a.is_leader or b.is_leader)
-        leader, other = (a, b) if a.is_leader else (b, a)
+        leader = await one_leads(a, b)
+        other = b if leader is a else a
         assert await leader.lock.step_down(cooldown_s=60.0)
         await other.leads()
         assert a.errors == b.errors == []

@@ -8,7 +8,7 @@ import pytest
 
 from pgelect import FenceBusyError
 from pgelect.testing import Postgres
-from tests.support.electors import Elector
+from tests.support.electors import Elector, one_leads
 from tests.support.locks import token_row
 from tests.support.roles import MAY_END_WRITERS, READER, Roles, refused_all
 from tests.support.server import lock_holders, query, terminate
@@ -131,8 +131,7 @@ async def test_a_reader_with_an_open_transaction_holds_up_no_term(any_roles: Rol
     reader = any_roles.make("reader")
     any_roles.run(READER, app_reader=reader.name)
     async with Elector(elector.dsn, key) as a, Elector(elector.dsn, key) as b:
-        await eventually(lambda: a.is_leader or b.is_leader, message="one of them leads")
-        first = (await a.leads() if a.is_leader else await b.leads()).token
+        first = (await (await one_leads(a, b)).leads()).token
         hostile = any_roles.connect(reader)
         hostile.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         hostile.execute("LOCK TABLE pgelect.leaders, pgelect.history IN ACCESS SHARE MODE")

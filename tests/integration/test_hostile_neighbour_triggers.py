@@ -5,7 +5,7 @@ import pytest
 
 import pgelect
 from pgelect import SchemaError, schema_sql
-from tests.support.electors import Elector
+from tests.support.electors import Elector, one_leads
 from tests.support.locks import token_row
 from tests.support.roles import Role, Roles, as_administrator, refused, refused_all
 from tests.support.server import lock_holders, query, sessions, terminate
@@ -89,9 +89,9 @@ async def test_a_trigger_that_comes_while_electors_are_connected_repeats_no_toke
     elector, _ = any_roles.electors_and_writers()
     hostile = with_trigger_right(any_roles)
     async with Elector(elector.dsn, key) as a, Elector(elector.dsn, key) as b:
-        await eventually(lambda: a.is_leader or b.is_leader, message="one of them leads")
-        first = (await a.leads() if a.is_leader else await b.leads()).token
-        leader, other = (a, b) if a.is_leader else (b, a)
+        leader = await one_leads(a, b)
+        first = (await leader.leads()).token
+        other = b if leader is a else a
         as_administrator(hostile.dsn, BEFORE.replace("{own}", hostile.name))
         terminate(any_roles.database, lock_holders(any_roles.database, *key)[0])
         await leader.has_lost(first)

@@ -56,6 +56,7 @@ async def test_stepping_down_hands_over_every_time_and_returns() -> None:
     server = FakeServer()
     a, b = Elector(server, "a"), Elector(server, "b")
     async with a.lock, b.lock:
+        await eventually(lambda: a.lock.is_leader or b.lock.is_leader, message="one of them leads")
         leader, other = (a, b) if a.lock.is_leader else (b, a)
         token = (await leader.leads()).token
         for _ in range(10):
