@@ -9,6 +9,7 @@ import sys
 import time
 import tracemalloc
 import warnings
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,14 @@ async def at_rest(observer: Observer, before: Holdings | None = None) -> Holding
         if not (found.more_than(before) if before else found.sessions) or time.monotonic() > deadline:
             return found
         await asyncio.sleep(_STEP_S)
+
+
+def kinds() -> Counter[str]:
+    """Count the objects that the garbage collector knows by their type, and the modules that are loaded."""
+    gc.collect()
+    found = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
+    found.update(f"module {name}" for name in sys.modules)
+    return found
 
 
 async def weigh() -> Memory:

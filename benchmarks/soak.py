@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from benchmarks.measure import Counts, Timing
     from pgelect.testing import Postgres
 
+_MORE_MOST = 40  # kinds of objects that there are more of: to see what it is that piles up
 FULL: Mapping[str, int] = {"start-stop": 1000, "lost": 1000, "frozen": 200, "cancelled": 500, "stops": 1000}
 QUICKLY = 20
 """The full counts are divided by this with --quick."""
@@ -146,7 +147,9 @@ async def _phase(name: str, ground: Ground, times: int, leaking: str | None) -> 
         with leak(leaking, ground.dsn) as spill:
             async with PHASES[name](ground) as cycle:
                 await run(warm_up)
+                then = footprint.kinds()
                 weights = (await run(0), await run(cycles // 2), await run(cycles - cycles // 2))
+                more = footprint.kinds() - then
             after = await footprint.at_rest(ground.observer, before)
     return Found(
         name=name,
@@ -158,6 +161,7 @@ async def _phase(name: str, ground: Ground, times: int, leaking: str | None) -> 
         weights=weights,
         tally=ground.tally,
         complaints=tuple(complaints),
+        more=dict(more.most_common(_MORE_MOST)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from benchmarks.measure import Counts, Target
@@ -31,6 +31,7 @@ class Found:
         half: how many of them are the second half.
         weights: after the warm-up, after the first half, at the end.
         complaints: of the event loop and the garbage collector.
+        more: kinds of objects of which there are more at the end than after the warm-up, and modules.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Found:
     weights: tuple[Memory, Memory, Memory]
     tally: Tally
     complaints: tuple[str, ...]
+    more: dict[str, int] = field(default_factory=dict)
 
 
 def judge(found: Found) -> Counts:
@@ -73,6 +75,8 @@ def judge(found: Found) -> Counts:
         ]
     lost = f", {tally.sessions_lost} sessions lost" if tally.sessions_lost else ""
     title = f"{found.name}: {found.cycles} cycles{lost}, {found.took_s:.1f} s"
+    if not all(target.met for target in targets):
+        title += f"\n  more than after the warm-up: {', '.join(f'{n} {kind}' for kind, n in found.more.items())}"
     return Counts(title, tuple(targets), asdict(found))
 
 
