@@ -7,6 +7,7 @@ from abc import abstractmethod
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pgelect._engine.home import Owned
 from pgelect.errors import NotLeaderError, StaleTokenError
 from pgelect.fencing import check_token
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pgelect._engine.settings import Settings
 
 
-class Fences:
+class Fences(Owned):
     """The half of a lock that checks tokens."""
 
     _settings: Settings
@@ -40,10 +41,6 @@ class Fences:
     @abstractmethod
     def term(self) -> Term | None:
         """The present term."""
-
-    @abstractmethod
-    def _check_pid(self) -> None:
-        """Raise ForkedError in a forked child."""
 
     @asynccontextmanager
     async def fence(self, conn: AsyncConnection[Any]) -> AsyncIterator[Term]:

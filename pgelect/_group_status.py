@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from pgelect._engine.home import Owned
 from pgelect._engine.model import LockState
 from pgelect._group.state import GroupState
 from pgelect._group_partitions import key_of
@@ -35,7 +35,7 @@ _AS_A_LOCK = {
 }
 
 
-class GroupStatus(Generic[P]):
+class GroupStatus(Owned, Generic[P]):
     """The half of a group that changes nothing."""
 
     _settings: Settings
@@ -43,7 +43,6 @@ class GroupStatus(Generic[P]):
     _group: str
     _partitions: dict[LockKey, Any]
     _named: bool
-    _owner_pid: int
     _loop: asyncio.AbstractEventLoop | None
 
     @property
@@ -178,10 +177,3 @@ class GroupStatus(Generic[P]):
 
     def _shown(self, key: LockKey) -> Any:
         return key.name if self._named else (key.key1, key.key2)
-
-    def _owns(self) -> bool:
-        return os.getpid() == self._owner_pid
-
-    def _check_pid(self) -> None:
-        """Raise ForkedError in a forked child."""
-        raise NotImplementedError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from pgelect._engine.driver import Driver
 from pgelect._engine.ending import shut_down
-from pgelect._engine.home import check_loop, check_process
+from pgelect._engine.home import Owned, check_loop
 from pgelect._engine.settings import check_argument_s
 from pgelect.errors import ShutdownError
 
@@ -25,14 +25,13 @@ R = TypeVar("R", bound=Driver)
 log = logging.getLogger("pgelect")
 
 
-class Life(ABC, Generic[R]):
+class Life(Owned, ABC, Generic[R]):
     """The part of a lock or a group that starts and stops it."""
 
     _KIND: str
     _settings: Settings
     _runner: R
     _loop: asyncio.AbstractEventLoop | None
-    _owner_pid: int
     _shutdown_event: asyncio.Event | None
 
     def _be_born(self) -> None:
@@ -101,7 +100,7 @@ class Life(ABC, Generic[R]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and os.getpid() != self._owner_pid:
+        if error is not None and not self._owns():
             return  # a fork's child on its way out: nothing of ours replaces its error, or exit status
         try:
             await self.shutdown()
@@ -119,9 +118,6 @@ class Life(ABC, Generic[R]):
         old, self._runner = self._runner, self._new_runner()
         self._runner.succeed(old)
         self._event_watch = None
-
-    def _check_pid(self) -> None:
-        check_process(self._owner_pid)
 
     def _check_caller(self) -> None:
         """Refuse calls in a fork, and from another loop than it runs in. One that is stopped answers in any."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from pgelect._engine.bounds import Bounds, bounds_of
+from pgelect._engine.home import Owned
 from pgelect._engine.model import LockState
 from pgelect._engine.settings import check_argument_s
 from pgelect._health import Facts, Health, health_of
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from pgelect.retry import RetryStrategy
 
 
-class Status:
+class Status(Owned):
     """The read-only half of a lock."""
 
     _settings: Settings
     _runner: Runner
     _strategy: RetryStrategy
-    _owner_pid: int
     _loop: asyncio.AbstractEventLoop | None
 
     @property
@@ -119,7 +118,3 @@ class Status:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.key} {self.identity!r} {self.state.value}>"
-
-    def _owns(self) -> bool:
-        """Tell whether this is the process that made the lock, and not a fork of it."""
-        return os.getpid() == self._owner_pid

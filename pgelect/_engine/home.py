@@ -14,6 +14,20 @@ def check_process(owner_pid: int) -> None:
         raise ForkedError(owner_pid)
 
 
+class Owned:
+    """Something that belongs to the process that made it, and to no fork of that."""
+
+    _owner_pid: int
+
+    def _owns(self) -> bool:
+        """Tell whether this is that process."""
+        return os.getpid() == self._owner_pid
+
+    def _check_pid(self) -> None:
+        """Raise ForkedError in any other process."""
+        check_process(self._owner_pid)
+
+
 def check_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Raise RuntimeError unless the caller runs in that event loop."""
     if _running_loop() is not loop:
