@@ -99,9 +99,7 @@ def ways(lock: LeaderLock, term: Term) -> dict[str, Write]:
     return {BARE: bare, FENCE: fence, CHECK: check_token, GUARDED: guarded, PLAIN: plain, FOLDED: folded}
 
 
-async def turn(
-    write: Callable[[Connection], Awaitable[None]], conns: Sequence[Connection], for_s: float
-) -> list[float]:
+async def turn(write: Write, conns: Sequence[Connection], for_s: float) -> list[float]:
     """Have all connections write for that long; return the times of all transactions."""
     times: list[float] = []
     until = time.perf_counter() + for_s
@@ -127,21 +125,22 @@ async def measure(dsn: str, options: argparse.Namespace) -> list[Turns]:
         lock = await stack.enter_async_context(LeaderLock(dsn, name="benchmark"))
         term = await lock.wait_for_leadership(30)
         await guard_table(admin, "guarded", lock.key)
+        writes = ways(lock, term)
         conns = [
             await stack.enter_async_context(await AsyncConnection.connect(dsn, autocommit=True))
             for _ in range(max(options.connections))
         ]
         for number in options.connections:
             progress(f"{number} connection{'s' if number > 1 else ''}")
-            by_way = {way: Turns(way, number, [], []) for way in ways(lock, term)}
+            by_way: dict[str, Turns] = {}
             for past in range(options.rounds + 1):
-                for way, write in ways(lock, term).items():
+                if past <= 1:  # the first round was to warm up
+                    by_way = {way: Turns(way, number, [], []) for way in writes}
+                for way, write in writes.items():
                     begun = time.perf_counter()
                     times = await turn(write, conns[:number], options.turn)
                     by_way[way].per_s.append(len(times) / (time.perf_counter() - begun))
                     by_way[way].times_s += times
-                if past == 0:  # that was to warm up
-                    by_way = {way: Turns(way, number, [], []) for way in by_way}
             found += by_way.values()
             await admin.execute("TRUNCATE entry")
     return found
@@ -173,16 +172,16 @@ def costs(found: list[Turns]) -> list[Cost]:
 
     def cost(one: Turns) -> Cost:
         bare = by_name[FLOORS.get(one.way, one.way), one.connections]
-        times = sorted(one.times_s)
+        timing = Timing(one.way, tuple(one.times_s))
         return Cost(
             way=one.way,
             connections=one.connections,
-            transactions=len(times),
+            transactions=len(one.times_s),
             per_s=median(one.per_s),
             share=median(mine / its for mine, its in zip(one.per_s, bare.per_s, strict=True)),
-            median_ms=median(times) * 1000,
-            p95_ms=times[len(times) * 95 // 100] * 1000,
-            slower=median(times) / median(bare.times_s),
+            median_ms=timing.median_ms,
+            p95_ms=timing.p95_ms,
+            slower=median(one.times_s) / median(bare.times_s),
         )
 
     return [cost(one) for one in found]

@@ -34,6 +34,16 @@ def told(measure: Callable[[], int]) -> int:
         return 130
 
 
+def where(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Add to what is known of a run on what it ran."""
+    return {
+        **about,
+        "python": platform.python_version(),
+        "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
+        "load": f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
+    }
+
+
 def tell(
     about: Mapping[str, Any],
     found: list[Timing | Counts],
@@ -44,12 +54,7 @@ def tell(
     met: str = "all targets met",
 ) -> int:
     """Print the table, write the JSON, and return the exit status: 1 when a target is missed and ``check`` is set."""
-    about = {
-        **about,
-        "python": platform.python_version(),
-        "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
-        "load": f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
-    }
+    about = where(about)
     print(", ".join(f"{name}: {value}" for name, value in about.items()), end="\n\n")
     print(table(found).lstrip("\n"))
     if more:

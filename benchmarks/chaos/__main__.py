@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import signal
 import sys
@@ -37,6 +35,7 @@ from benchmarks.chaos.broken import BROKEN
 from benchmarks.chaos.reading import load
 from benchmarks.chaos.run import perform
 from benchmarks.process import DidNotHappenError
+from benchmarks.telling import where
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,12 +111,7 @@ def judge(directory: Path, options: argparse.Namespace, *, kept: bool) -> int:
         print(f"the history in {directory} cannot be read: {error!r}", file=sys.stderr)
         return 2
     found = report.results(history)
-    about = {
-        **history.about,
-        "python": platform.python_version(),
-        "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
-        "load": f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
-    }
+    about = where(history.about)
     print(", ".join(f"{name}: {value}" for name, value in about.items() if name not in {"event", "at"}), end="\n\n")
     print(report.table(found))
     place = directory if kept or options.keep is None else options.keep
