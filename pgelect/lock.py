@@ -13,6 +13,7 @@ from pgelect._callbacks import Callbacks
 from pgelect._configuring import Configured
 from pgelect._engine import duty as duties
 from pgelect._engine.clock import Clock, SystemClock
+from pgelect._engine.crowd import PLACES
 from pgelect._engine.meter import Meter
 from pgelect._engine.runner import Runner
 from pgelect._engine.settings import Settings, check_argument_s, default_identity, key_of
@@ -129,6 +130,7 @@ class LeaderLock(Life[Runner], Status, Callbacks, Fences, Configured):
             lease_s=lease_s,
             fencing=fencing,
             allow_pooler=allow_pooler,
+            places=PLACES if acquire == "queue" else None,
             dsn=dsn,
             connect_fn=connect_fn,
         )

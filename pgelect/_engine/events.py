@@ -18,6 +18,7 @@ class Io(Enum):
     OPEN = "open"
     TRY = "try"
     WAIT = "wait"
+    ASIDE = "aside"
     MINT = "mint"
     RESUME = "resume"
     PROVE = "prove"
@@ -92,9 +93,13 @@ class Opened(SessionEvent):
 
 @dataclass(frozen=True, slots=True)
 class LockRefused(SessionEvent):
-    """Somebody else holds the lock. ``retry_in_s`` is for polling; None: the retry strategy gave up."""
+    """Somebody else holds the lock. ``retry_in_s`` is for polling; None: the retry strategy gave up.
+
+    ``aside_s`` is for the queue: enough others wait in it, so stand aside that long before the next look; None: wait.
+    """
 
     retry_in_s: float | None
+    aside_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

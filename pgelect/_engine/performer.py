@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pgelect._engine import events as ev
 from pgelect._engine.backoff import FALLBACK_DELAY_S, STABLE_AFTER_S, Backoff, ShortTerms
+from pgelect._engine.crowd import aside_s
 from pgelect._engine.epochs import Epochs
 from pgelect._engine.session import Session
 from pgelect._engine.settings import QUEUE_COOLDOWN_S
@@ -126,12 +127,9 @@ class Performer(Epochs[Session]):
                 await session.open(OPEN_WITHIN_S)
                 self._opened_at = self._clock.now()
                 return ev.Opened(epoch)
-            case ev.Io.TRY:
+            case ev.Io.TRY | ev.Io.WAIT | ev.Io.ASIDE:
                 self._pledged_s = trust_s
-                return self._answered(io, epoch, await session.try_lock(machine.ghost, answer_s))
-            case ev.Io.WAIT:
-                self._pledged_s = trust_s
-                return self._answered(io, epoch, await session.wait_lock(answer_s))
+                return self._answered(io, epoch, await _attempt(io, session, machine, answer_s))
             case ev.Io.MINT:
                 grant = await session.mint(trust_s)
                 self._failures.reset()
@@ -170,11 +168,14 @@ class Performer(Epochs[Session]):
             self._refusals.reset()
             return ev.LockGranted(epoch, answer.backend)
         queues = self._settings.acquire == "queue"
-        if io is ev.Io.WAIT or not queues:  # all that this attempt was to do has been done
+        if io is not ev.Io.TRY or not queues:  # all that this attempt was to do has been done
             self._failures.reset()
-        if queues:
+        if not queues:
+            return ev.LockRefused(epoch, self._refusals.next_s(None))
+        if not answer.is_full:
             return ev.LockRefused(epoch, 0.0)
-        return ev.LockRefused(epoch, self._refusals.next_s(None))
+        # Who leaves the queue looks at once: only that tells how many stand aside, and counts it among them.
+        return ev.LockRefused(epoch, 0.0, 0.0 if io is ev.Io.WAIT else aside_s(answer.aside))
 
     async def _resume(self, session: Session, epoch: int, machine: Machine, sent_at: float) -> ev.Event:
         if machine.grant is None:
@@ -194,3 +195,9 @@ class Performer(Epochs[Session]):
         if was_held:
             self._short_terms.reset()
         return ev.Unlocked(epoch, was_held)
+
+
+async def _attempt(io: ev.Io, session: Session, machine: Machine, answer_s: float) -> LockAnswer:
+    if io is ev.Io.TRY:
+        return await session.try_lock(machine.ghost, answer_s)
+    return await (session.wait_lock(answer_s) if io is ev.Io.WAIT else session.look(machine.aside_s, answer_s))

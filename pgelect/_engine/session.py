@@ -27,11 +27,15 @@ class LockAnswer:
         granted: the lock is ours.
         record: the token row as seen; None: no row, or no fencing.
         backend: the session that answered, where known.
+        is_full: when refused: enough others wait in the server's queue.
+        aside: how many others stand aside, where this session does now.
     """
 
     granted: bool
     record: LeaderRecord | None = None
     backend: Backend | None = None
+    is_full: bool = False
+    aside: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Proof:
 
     Attributes:
         held: it does. False is definite.
-        followers: how many others wait for it in the server's queue.
+        followers: how many others wait for it, in the server's queue or aside.
     """
 
     held: bool
@@ -82,6 +86,8 @@ class Session(Protocol):
     async def try_lock(self, ghost: Backend | None, within_s: float) -> LockAnswer:
         """Try for the lock without waiting. If ``ghost`` (our own lost session) holds it, end that session first.
 
+        Where the answer is that the queue is full, this session stands aside now: the others count it.
+
         Raises:
             KeyCollisionError: the token row carries another name; the lock is not held.
         """
@@ -89,7 +95,14 @@ class Session(Protocol):
     async def wait_lock(self, within_s: float) -> LockAnswer:
         """Wait for the lock in the server's queue for one bounded slice (under a second).
 
-        ``within_s`` is the time allowed beyond the slice.
+        ``within_s`` is the time allowed beyond the slice. The queue is full for whoever has enough others before it, by
+        an order that all agree on: so not all leave it at once.
+        """
+
+    async def look(self, after_s: float, within_s: float) -> LockAnswer:
+        """Stand aside for ``after_s`` seconds, then try for the lock, as ``try_lock`` does.
+
+        ``within_s`` is the time allowed beyond that. The end of the session is heard at once.
         """
 
     async def mint(self, within_s: float) -> Grant:

@@ -37,6 +37,7 @@ class Machine:
     io: Io | None = None  # the one I/O in flight on it
     settled: bool = False  # the server has answered an attempt once: mistakes are no longer taken for permanent
     wake_at: float = inf  # FOLLOWER, RECONNECTING: the next attempt
+    aside_s: float = 0.0  # FOLLOWER: how long it stands aside before it looks
     grant: Grant | None = None  # the token of the term, from its minting to its end
     number: int = 0  # of the term, counted in this process
     trusted_until: float = -inf  # leadership is not believed from here on

@@ -133,7 +133,7 @@ def follower_tick(m: Machine, _: Tick, now: float) -> Step:
 def tried_refused(m: Machine, event: LockRefused, now: float) -> Step:
     m = replace(m, state=FOLLOWER, settled=True, io=None, ghost=None)
     if m.rules.queue:
-        m, effects = begin(m, Io.WAIT)
+        m, effects = _follow(m, event)
         return m, (AttemptFailed(None), *effects)
     if event.retry_in_s is None:
         m, closing = drop(m, orderly=True)
@@ -141,8 +141,15 @@ def tried_refused(m: Machine, event: LockRefused, now: float) -> Step:
     return replace(m, wake_at=now + event.retry_in_s), (AttemptFailed(None),)
 
 
-def waited_refused(m: Machine, _: LockRefused, __: float) -> Step:
-    return begin(m, Io.WAIT)
+def waited_refused(m: Machine, event: LockRefused, _: float) -> Step:
+    return _follow(m, event)
+
+
+def _follow(m: Machine, event: LockRefused) -> Step:
+    """Wait in the queue, or aside where enough others do."""
+    if event.aside_s is None:
+        return begin(m, Io.WAIT)
+    return begin(replace(m, aside_s=event.aside_s), Io.ASIDE)
 
 
 def granted(m: Machine, event: LockGranted, _: float) -> Step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from pgelect._engine.crowd import slice_s
 from pgelect._engine.session import LockAnswer, ResumeAnswer
 from pgelect._postgres import sql
 from pgelect._postgres.link import Deadline
@@ -32,18 +33,24 @@ async def try_lock(session: Opened, ghost: Backend | None, deadline: Deadline) -
     return answer
 
 
+async def look(session: Opened, deadline: Deadline, *, aside: bool) -> LockAnswer:
+    """Try without waiting, and stand aside where the queue is full. ``aside``: this session does so already."""
+    return await _try(session, deadline, places=session.options.places, aside=aside)
+
+
 async def wait_lock(session: Opened, deadline: Deadline, *, first: bool = False) -> LockAnswer:
     """Wait in the server's queue for one slice. ``first``: make the session ready to lead before that."""
     options = session.options
-    query = sql.wait_lock(options, session.facts, lease_ms(options.lease_s))
+    slice_ms = max(1, round(slice_s(session.facts.slice_s) * 1000))
+    query = sql.wait_lock(options, session.facts, lease_ms(options.lease_s), slice_ms)
     if first and options.fencing:
         query = sql.rehearse(options, session.facts) + query
     return await session.answer(query, deadline, f"waiting for the lock {options.key}")
 
 
-async def _try(session: Opened, deadline: Deadline) -> LockAnswer:
+async def _try(session: Opened, deadline: Deadline, *, places: int | None = None, aside: bool = False) -> LockAnswer:
     options = session.options
-    query = sql.try_lock(options, session.facts, lease_ms(options.lease_s))
+    query = sql.try_lock(options, session.facts, lease_ms(options.lease_s), places=places, aside=aside)
     return await session.answer(query, deadline, f"trying for the lock {options.key}")
 
 

@@ -67,20 +67,18 @@ class Opened:
             PoolerError: the server session is shared with somebody else.
         """
         *_, first, last = [[], *await self.ask(query, deadline, doing)]
-        granted, unshared = (last if not self.options.fencing else first)[-1][:2]
+        granted, unshared, full, aside = (last if not self.options.fencing else first)[-1][:4]
         if not unshared:
             self.link.drop()
             raise PoolerError("transaction")
-        if not self.options.fencing:
-            return LockAnswer(bool(granted), backend=self.facts.backend)
-        record = self.record(last)
+        record = self.record(last) if self.options.fencing else None
         try:
             self.refuse_collision(record.name if record else None)
         except KeyCollisionError:
             if granted:  # the row came between the two statements
                 await self.ask(sql.unlock(self.options.key), deadline, "unlocking after a name collision")
             raise
-        return LockAnswer(bool(granted), record, self.facts.backend)
+        return LockAnswer(bool(granted), record, self.facts.backend, is_full=bool(full), aside=aside or 0)
 
     def refuse_collision(self, other: str | None) -> None:
         """Raise KeyCollisionError if another name uses our keys. No name collides with none."""

@@ -26,6 +26,7 @@ class SessionOptions:
         lease_s: the server ends the session when it has not heard from it for this long, in seconds.
         fencing: keep the token row; needs the schema ``pgelect``.
         allow_pooler: skip the guard against transaction pooling.
+        places: so many wait in the server's queue, and others stand aside; None: nobody does.
         dsn: conninfo or URI, or a callable asked before each attempt; never shown anywhere.
         connect_fn: makes a dedicated, idle connection instead; ``dsn`` is then not used.
     """
@@ -36,5 +37,6 @@ class SessionOptions:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     fencing: bool = True
     allow_pooler: bool = False
+    places: int | None = None
     dsn: Dsn = field(default="", repr=False)
     connect_fn: ConnectFn | None = field(default=None, repr=False)

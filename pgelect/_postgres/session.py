@@ -23,6 +23,7 @@ from pgelect.errors import PgElectError, SessionLostError
 if TYPE_CHECKING:
     from pgelect._engine.model import Backend, Grant, LostTerm
     from pgelect._engine.session import LockAnswer, ResumeAnswer
+    from pgelect._postgres.opened import Opened
 
 __all__ = ["PostgresSession", "SessionOptions"]
 
@@ -35,6 +36,7 @@ class PostgresSession(DedicatedSession):
     def __init__(self, options: SessionOptions) -> None:
         super().__init__(options)
         self._has_waited = False
+        self._is_aside = False  # and counted there
         self._adjusted = False  # the server is yet to be told of another lease
         self._heard_at = 0.0
         self._named: tuple[Backend, float] | None = None  # session and lease in the token row
@@ -49,13 +51,28 @@ class PostgresSession(DedicatedSession):
 
     async def try_lock(self, ghost: Backend | None, within_s: float) -> LockAnswer:
         """Try for the lock without waiting; if our own ghost holds it, end that first."""
-        return await campaign.try_lock(self._open_session(), ghost, Deadline.after(within_s))
+        session, deadline = self._open_session(), Deadline.after(within_s)
+        if ghost is not None:
+            return await campaign.try_lock(session, ghost, deadline)
+        return await self._look(session, deadline)
 
     async def wait_lock(self, within_s: float) -> LockAnswer:
         """Wait in the server's queue for one slice; ``within_s`` is what is allowed beyond it."""
         session = self._open_session()
         first, self._has_waited = not self._has_waited, True
         return await campaign.wait_lock(session, Deadline.after(session.facts.slice_s + within_s), first=first)
+
+    async def look(self, after_s: float, within_s: float) -> LockAnswer:
+        """Stand aside for ``after_s`` seconds, then try for the lock."""
+        session = self._open_session()
+        if after_s > 0:
+            await session.link.watch(after_s, after_s)
+        return await self._look(session, Deadline.after(within_s))
+
+    async def _look(self, session: Opened, deadline: Deadline) -> LockAnswer:
+        answer = await campaign.look(session, deadline, aside=self._is_aside)
+        self._is_aside = answer.is_full
+        return answer
 
     async def mint(self, within_s: float) -> Grant:
         """Mint the term's token and have it confirmed."""

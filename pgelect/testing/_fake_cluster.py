@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from pgelect._engine.crowd import PLACES
 from pgelect._engine.model import Backend
 from pgelect.errors import PgElectError
 from pgelect.testing._fake_data import Data
@@ -80,6 +81,8 @@ class FakeBackend:
     wait_timer: Timer | None = None
     on_end: list[Callable[[], None]] = field(default_factory=list)
     listens_to: set[LockKey] = field(default_factory=set)
+    aside: LockKey | None = None
+    """The lock from which it stands aside, and is counted there."""
     member: tuple[LockKey, Member] | None = None
     """Of a group: its name's key, and what its locks would tell."""
     heard_call: Callable[[], None] | None = None
@@ -97,6 +100,7 @@ class Cluster:
         self.up = True
         self.in_recovery = False
         self.may_terminate = True
+        self.places: int | None = PLACES
         self.wait_slice_s = 0.05
         self.fence_wait_s = 0.05
         self.release_wait_s = 0.05

@@ -49,6 +49,12 @@ class Statements:
         """Return whether this session holds its lock."""
         return self.cluster.locks.holder(self.key) is backend
 
+    def _waiting(self) -> list[FakeBackend]:
+        return self.cluster.locks.waiters(self.key)
+
+    def _aside(self) -> int:
+        return sum(backend.aside == self.key for backend in self.cluster.backends.values())
+
     def _row(self) -> LeaderRecord | None:
         """Return the token row, as far as this session looks at it."""
         return self.tables.row(self.key) if self.fencing else None
@@ -79,8 +85,13 @@ class Statements:
         if ghost is not None:
             self._end_ghost(backend, ghost)
         backend.lease_s = self.lease_s
-        backend.held_to_lease = self.cluster.locks.try_lock(self.key, backend)
-        return LockAnswer(backend.held_to_lease, self._row(), backend.id)
+        backend.held_to_lease = granted = self.cluster.locks.try_lock(self.key, backend)
+        backend.aside = None
+        places, others = self.cluster.places, self._aside()
+        full = not granted and ghost is None and places is not None and len(self._waiting()) >= places
+        if full:
+            backend.aside = self.key
+        return LockAnswer(granted, self._row(), backend.id, is_full=full, aside=others)
 
     def wait_lock(self, backend: FakeBackend) -> Statement[LockAnswer]:
         """Wait in the queue for one slice. After it, the place in the queue is gone."""
@@ -98,7 +109,9 @@ class Statements:
         finally:
             locks.leave(waiter)
         self._check_name(backend)
-        return LockAnswer(waiter.granted, self._row(), backend.id)
+        before = [other for other in self._waiting() if other.id.pid < backend.id.pid]
+        full = not waiter.granted and self.cluster.places is not None and len(before) >= self.cluster.places
+        return LockAnswer(waiter.granted, self._row(), backend.id, is_full=full)
 
     def mint(self, backend: FakeBackend, within_s: float) -> Statement[Grant]:
         """Begin a term: wait for fenced transactions of earlier ones, let no more in, then end them."""
@@ -167,7 +180,7 @@ class Statements:
         if self.cluster.in_recovery:
             raise SessionLostError("disproved", f"the {SERVER_NAME} is in recovery: it has been demoted")
         backend.lease_s = self.lease_s
-        return Proof(self.holds(backend), len(self.cluster.locks.waiters(self.key)))
+        return Proof(self.holds(backend), len(self._waiting()) + self._aside())
 
     def announce(self, backend: FakeBackend, grant: Grant | None, lost: LostTerm | None) -> None:
         """Write down what has begun and what was lost; hear calls from now on."""

@@ -217,6 +217,7 @@ class FakeServer:
 
         def unlock() -> None:
             self._cluster.locks.unlock_all(backend)
+            backend.aside = None
             self._cluster.changed()
 
         self._cluster.reached(unlock)

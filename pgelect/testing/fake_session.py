@@ -56,6 +56,13 @@ class FakeSession:
         """Wait in the queue for one slice. After it, the place in the queue is gone."""
         return await self._end.ask(self._server.cluster.wait_slice_s + within_s, self._server.wait_lock)
 
+    async def look(self, after_s: float, within_s: float) -> LockAnswer:
+        """Stand aside for so long, then try for the lock."""
+        until = asyncio.get_running_loop().time() + after_s
+        while (left_s := until - asyncio.get_running_loop().time()) > 0:
+            await self._end.listen(left_s)
+        return await self.try_lock(None, within_s)
+
     async def mint(self, within_s: float) -> Grant:
         """Mint a token; fenced transactions of earlier terms are waited for, then ended."""
         return await self._end.ask(within_s, lambda backend: self._server.mint(backend, within_s))

@@ -41,6 +41,7 @@ class Election(ABC):
 
     def __init__(self, key: LockKey) -> None:
         self.key = key
+        self.places: int | None = None  # in the queue, for sessions that are made from now on
         self.made: list[Session] = []
         self.clients: list[Client] = []
 
@@ -194,6 +195,10 @@ class Election(ABC):
     async def holders(self) -> list[int]: ...
     @abstractmethod
     async def waiters(self) -> list[int]: ...
+    @abstractmethod
+    async def aside(self) -> list[int]:
+        """The pids that stand aside, in their order."""
+
     @abstractmethod
     async def pids(self) -> list[int]: ...
     @abstractmethod

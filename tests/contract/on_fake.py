@@ -44,6 +44,7 @@ class FakeElection(Election):
     # Sessions and clients
 
     def new_session(self, key: LockKey, identity: str, lease_s: float, fencing: bool) -> Session:
+        self.server._cluster.places = self.places
         return self.server.session(key=key, identity=identity, metadata=METADATA, lease_s=lease_s, fencing=fencing)
 
     def new_client(self) -> Client:
@@ -112,6 +113,9 @@ class FakeElection(Election):
 
     async def waiters(self) -> list[int]:
         return list(self.server.waiters(self.key))
+
+    async def aside(self) -> list[int]:
+        return [pid for pid, one in self.server._cluster.backends.items() if one.aside == self.key]
 
     async def pids(self) -> list[int]:
         return list(self.server.sessions())

@@ -38,6 +38,11 @@ _GATED = """
 CREATE INDEX ON pgelect.token (public.wait_at_gate(token)) WHERE key1 = {} AND key2 = {}
 """
 _AT_GATE = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND objid = %s AND NOT granted"
+_ASIDE = """
+SELECT pid FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND mode = 'ShareLock' AND granted
+  AND classid = %s AND objid = %s
+  AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) ORDER BY pid
+"""
 _SHARED = "this server is shared: ask for the fixture own_election"
 _ROW = """
 SELECT name, token, holder, metadata, terms, lease_s, released_at IS NOT NULL, backend_pid
@@ -89,7 +94,13 @@ class PostgresElection(Election):
 
     def _session(self, key: LockKey, identity: str, lease_s: float, fencing: bool, dsn: str) -> Session:
         options = SessionOptions(
-            key=key, identity=identity, metadata=METADATA, lease_s=lease_s, fencing=fencing, dsn=dsn
+            key=key,
+            identity=identity,
+            metadata=METADATA,
+            lease_s=lease_s,
+            fencing=fencing,
+            places=self.places,
+            dsn=dsn,
         )
         return PostgresSession(options)
 
@@ -167,6 +178,10 @@ class PostgresElection(Election):
 
     async def waiters(self) -> list[int]:
         return await self._lock_pids(granted=False)
+
+    async def aside(self) -> list[int]:
+        key1, key2 = self.key.key1 % 2**32, self.key.key2 % 2**32
+        return [pid for (pid,) in await self._ask(_ASIDE, key1 ^ 0xF8E877DE, key2 ^ 0xB56F0E62)]
 
     async def pids(self) -> list[int]:
         return [pid for (pid,) in await self._ask(SESSIONS)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pgelect._engine.driver import CLOSE_WITHIN_S
 from tests.simulation.checks import ViolationError
 from tests.simulation.loop import TURN_S
 from tests.simulation.progress import is_link_well
@@ -44,6 +45,7 @@ def make_peace(sim: Simulation) -> Recovery:
     sim.fill_up()
     _settle(sim, f"a leader was deposed by {recovery.how}")
     _watch(sim)
+    _leave_a_place(sim)
     return recovery
 
 
@@ -64,9 +66,23 @@ def _watch(sim: Simulation) -> None:
         raise ViolationError("nobody leads any more, in peace")
     if leads is not leader or leads.lock._runner.snapshot.number != number:
         raise ViolationError("the leader changed in peace")
-    limit_s = sim.limits.campaigns_again_s
+    limit_s = sim.limits.campaigns_again_s + sim.limits.leaves_s
     if not sim.world.run(until=sim.world.now() + limit_s, stop=lambda: not _unsettled(sim, since)):
         raise ViolationError(f"in peace: {_unsettled(sim, since)}")
+
+
+def _leave_a_place(sim: Simulation) -> None:
+    """One of those who wait goes home, and nobody new comes: one of those aside takes its place."""
+    waiting = sim.cluster.locks.waiters(sim.key)
+    leaving = next((p for p in sim.processes if p.is_running and any(map(p.owns, waiting))), None)
+    if leaving is None or not any(backend.aside == sim.key for backend in sim.cluster.backends.values()):
+        return
+    leaving.command("shutdown", leaving.shutdown())
+    sim.trace("nemesis", f"{leaving} leaves its place")
+    since, limit_s = sim.world.now(), sim.limits.looks_s + sim.limits.campaigns_again_s + CLOSE_WITHIN_S
+    if not sim.world.run(until=since + limit_s, stop=lambda: leaving.has_stopped and not _unsettled(sim, since)):
+        raise ViolationError(f"{limit_s:.1f} s after a place was left: {_unsettled(sim, since)}")
+    sim.progress.needed("a place is taken", sim.world.now() - since, limit_s)
 
 
 def leader_of(sim: Simulation) -> Process | None:
@@ -81,7 +97,7 @@ def leader_of(sim: Simulation) -> Process | None:
     return None
 
 
-def _unsettled(sim: Simulation, since: float) -> str:
+def _unsettled(sim: Simulation, since: float) -> str:  # noqa: PLR0911 -- one for each thing that may be wrong
     """Who neither leads nor campaigns, or what is wrong with the sessions on the server; empty when all is well."""
     leader = leader_of(sim)
     if leader is None:
@@ -89,16 +105,19 @@ def _unsettled(sim: Simulation, since: float) -> str:
     sessions = [backend for backend in sim.cluster.backends.values() if backend.lease_s is not None]
     running = [process for process in sim.processes if process.is_running]
     waiting = sim.cluster.locks.waiters(sim.key)
+    aside = [backend for backend in sessions if backend.aside == sim.key]
     for process in running:
         own = [backend for backend in sessions if process.owns(backend)]
         if len(own) > 1:
             return f"{process} has {len(own)} sessions"
-        if process is not leader and not (own and (own[0] in waiting or process.polled_at > since)):
+        if process is not leader and not (own and (own[0] in waiting or own[0] in aside or process.polled_at > since)):
             return f"{process} does not campaign"
         if not all(is_link_well(backend) for backend in own):  # it is still to hear that its session is over
             return f"{process} has a broken link"
     if len(sessions) != len(running):
         return f"{len(sessions)} sessions are on the server, for {len(running)} running processes"
+    if len(waiting) > sim.plan.places or (aside and len(waiting) < sim.plan.places):
+        return f"{len(waiting)} wait in {sim.plan.places} places, and {len(aside)} stand aside"
     return ""
 
 
@@ -112,6 +131,8 @@ def _depose(sim: Simulation) -> Recovery:
     how, (kind, end) = sim.world.chance.choice(
         [way for way in _WAYS.items() if sim.plan.killable or way[0] not in _KEEP_A_TRANSACTION]
     )
+    if how == "kill" and any(backend.aside == sim.key for backend in sim.cluster.backends.values()):
+        how, kind, end = "killed with all who wait", "aside", _kill_all_who_wait
     sim.trace("nemesis", f"{leader} is deposed: {how}")
     end(sim, leader, holder)
     since, bound_s = sim.world.now(), sim.limits.failover_s(leader, kind)
@@ -138,6 +159,14 @@ def _cut_off(sim: Simulation, _: Process, holder: FakeBackend) -> None:
 
 def _kill(_: Simulation, leader: Process, __: FakeBackend) -> None:
     leader.kill(without_a_word=False)
+
+
+def _kill_all_who_wait(sim: Simulation, leader: Process, _: FakeBackend) -> None:
+    _kill(sim, leader, _)
+    waiting = sim.cluster.locks.waiters(sim.key)
+    for process in sim.processes:
+        if any(process.owns(backend) for backend in waiting):
+            process.kill(without_a_word=False)
 
 
 def _power_failure(sim: Simulation, leader: Process, _: FakeBackend) -> None:

@@ -7,6 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pgelect import ExponentialBackoff, FixedInterval
+from pgelect._engine.crowd import PLACES
 from pgelect._engine.settings import MARGIN_MIN_S, MARGIN_RATIO
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Plan:
     faults_every_s: float
     lasts_s: float
     write_every_s: float
+    places: int
     values: Iterator[int] = field(default_factory=lambda: count(1))
 
     def rate(self, chance: Random) -> float:
@@ -68,8 +70,8 @@ class Plan:
         return next(self.values)
 
 
-def plan_of(chance: Random) -> Plan:
-    """Choose."""
+def plan_of(chance: Random, of_places: Random) -> Plan:
+    """Choose. ``of_places``: what the number of places in the queue is drawn from."""
     lease_s = chance.choice(LEASES_S)
     fencing = chance.random() < 0.95
     retry_s = chance.choice((0.05, 0.2, lease_s / 2))
@@ -95,4 +97,5 @@ def plan_of(chance: Random) -> Plan:
         faults_every_s=lease_s * chance.choice((0.3, 0.7, 1.5)),
         lasts_s=lease_s * chance.choice((3, 6, 9)),
         write_every_s=lease_s * chance.choice((0.2, 0.6)),
+        places=of_places.choice((1, 1, 2, PLACES)),
     )

@@ -2,6 +2,7 @@
 
 - Whoever got the lock leads, or lets go of it, within what failover_crash of bounds() leaves to one in the queue.
 - While somebody campaigns, and nothing new goes wrong, somebody leads again within failover_silent or failover_clean.
+- Where all who campaign stand aside, as those who waited have died, the next one to look leads, or is in the queue.
 - When a leader is deposed in peace, somebody leads within the bound of that kind of end, as its own bounds() say.
 
 To each bound comes only what it does not count: messages, and clocks that run slowly.
@@ -9,10 +10,12 @@ To each bound comes only what it does not count: messages, and clocks that run s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pgelect._engine.bounds import FENCE_WAIT_S, bounds_of
+from pgelect._engine.crowd import LOOK_EVERY_S, SPREAD
 from pgelect._engine.performer import ANSWER_WITHIN_S
 from tests.simulation.network import MESSAGE_S, SLOW_S
 from tests.simulation.plan import COMMIT_S, LEASES_THOUGHT, REPLACED_AFTER_S, SLICE_S
@@ -27,12 +30,14 @@ if TYPE_CHECKING:
     from tests.simulation.process import Process
     from tests.simulation.world import World
 
-Kind: TypeAlias = Literal["clean", "crash", "silent"]
+Kind: TypeAlias = Literal["clean", "crash", "silent", "aside"]
 
 QUEUED_WITHIN_S = 2 * SLOW_S + 2 * MESSAGE_S
 """Between two slices a follower is not in the queue: for two messages, slow ones perhaps."""
 LEADS_AFTER_S = 5 * MESSAGE_S + COMMIT_S
 """From the lock to leadership: it is told, asks for a token, is answered; at worst it is refused one, and hangs up."""
+LOOKS_WITHIN_S = (1 + SPREAD) * LOOK_EVERY_S + 4 * SLOW_S
+"""Who stands aside looks, and is in the queue then: there are never as many as would look more rarely."""
 TAKES_OVER_AFTER_S = 4 * MESSAGE_S + LEADS_AFTER_S
 """Before it, the end of the leader is heard of, and the follower asks for the lock, or for its place in the queue."""
 
@@ -70,12 +75,23 @@ class Limits:
         longest_s = max(self._bounds.failover_silent.seconds, self._bounds.failover_clean.seconds)
         return (longest_s + 2 * QUEUED_WITHIN_S) / self._plan.slowest_rate
 
+    @property
+    def looks_s(self) -> float:
+        """From when somebody stands aside until it has looked."""
+        return LOOKS_WITHIN_S / self._plan.slowest_rate
+
+    @property
+    def leaves_s(self) -> float:
+        """From when one more waits than there are places, as another was between two slices, until one has left."""
+        return 3 * (SLICE_S + QUEUED_WITHIN_S)
+
     def failover_s(self, deposed: Process, kind: Kind) -> float:
         """From the end of a leader until somebody leads, in peace."""
         bounds = deposed.bounds
-        bound = {"clean": bounds.failover_clean, "crash": bounds.failover_crash, "silent": bounds.failover_silent}[kind]
-        noticed_s = self._plan.client_check_s if kind == "crash" else 0.0
-        return (bound.seconds + noticed_s + self._unkillable_s) / self._plan.slowest_rate + TAKES_OVER_AFTER_S
+        bound = {"clean": bounds.failover_clean, "silent": bounds.failover_silent}.get(kind, bounds.failover_crash)
+        noticed_s = 0.0 if kind in {"clean", "silent"} else self._plan.client_check_s
+        aside_s = self.looks_s if kind == "aside" else 0.0
+        return (bound.seconds + noticed_s + self._unkillable_s) / self._plan.slowest_rate + TAKES_OVER_AFTER_S + aside_s
 
     @property
     def settles_s(self) -> float:
@@ -89,7 +105,18 @@ class Limits:
         stays_out_s = max(1.0, 2 * self.retry_s)
         total_s = self._bounds.failover_silent.seconds + hung_s + REPLACED_AFTER_S + stays_out_s + self.retry_s
         ends_s = self._settings.drain_timeout_s + (self._settings.reconnect_grace_s or 0.0)
-        return (total_s + ends_s + self._unkillable_s) / self._plan.slowest_rate
+        return (total_s + ends_s + self._unkillable_s) / self._plan.slowest_rate + self.looks_s
+
+
+@dataclass(slots=True)
+class _Unled:
+    """For how long nobody has led while somebody campaigned in one way, and how long that may be."""
+
+    what: str
+    bound_s: float
+    again_s: float
+    seen_at: float = -inf  # when somebody was last seen to
+    since: float | None = None
 
 
 class Progress:
@@ -105,16 +132,20 @@ class Progress:
         self._key = key
         self._processes = processes
         self._limits = limits
-        self._takeover_s, self._again_s = limits.takeover_s, limits.campaigns_again_s
         self._holder: FakeBackend | None = None
         self._heir: Process | None = None  # has the lock, but does not lead yet
         self._heir_since = 0.0
-        self._campaigned_at = -inf  # when somebody was last seen to
-        self._unled_since: float | None = None
+        self._unled = {
+            "campaigns": _Unled("a takeover in trouble", limits.takeover_s, limits.campaigns_again_s),
+            "stands aside": _Unled(
+                "a takeover from aside", limits.takeover_s + limits.looks_s, limits.campaigns_again_s
+            ),
+        }
 
     def polled(self) -> None:
         """Hear that the lock was refused to one that polls."""
-        self._campaigned_at = self._world.now()
+        for unled in self._unled.values():
+            unled.seen_at = self._world.now()
 
     def needed(self, what: str, took_s: float, bound_s: float) -> None:
         """Note how much of a bound was needed."""
@@ -144,21 +175,26 @@ class Progress:
 
     def _look_at_campaign(self, leaders: list[Process]) -> str | None:
         now = self._world.now()
-        if leaders:
-            if self._unled_since is not None:
-                took_s = now - max(self._unled_since, self.fault_at)
-                self.needed("a takeover in trouble", took_s, self._takeover_s)
-            self._unled_since = None
-            return None
-        if self._cluster.locks.is_queued(self._key):
-            self._campaigned_at = now
-        if now - self._campaigned_at > self._again_s or not self._is_server_well:
-            self._unled_since = None
-        elif self._unled_since is None:
-            self._unled_since = now
-        elif now - max(self._unled_since, self.fault_at) > self._takeover_s:
-            return f"nobody leads for {self._takeover_s:.2f} s though a follower campaigns"
+        queued = self._cluster.locks.is_queued(self._key)
+        seen = {"campaigns": queued, "stands aside": queued or (not leaders and self._is_anyone_aside())}
+        for how, unled in self._unled.items():
+            if seen[how]:
+                unled.seen_at = now
+            if leaders:
+                if unled.since is not None:
+                    self.needed(unled.what, now - max(unled.since, self.fault_at), unled.bound_s)
+                unled.since = None
+            elif now - unled.seen_at > unled.again_s or not self._is_server_well:
+                unled.since = None
+            elif unled.since is None:
+                unled.since = now
+            elif now - max(unled.since, self.fault_at) > unled.bound_s:
+                return f"nobody leads for {unled.bound_s:.2f} s though a follower {how}"
         return None
+
+    def _is_anyone_aside(self) -> bool:
+        aside = [one for one in self._cluster.backends.values() if one.aside == self._key and is_link_well(one)]
+        return any(process.is_well and process.owns(one) for one in aside for process in self._processes())
 
     @property
     def _is_server_well(self) -> bool:

@@ -77,7 +77,7 @@ class Simulation(Stage[Process]):
         self.seed = seed
         self.world = World(seed)
         chance = self.world.chance
-        self.plan = plan_of(chance)
+        self.plan = plan_of(chance, random.Random(f"places of {seed}"))
         self.key = LockKey(7001, 7002)
         self.server = FakeServer(
             wait_slice_s=SLICE_S,
@@ -90,6 +90,7 @@ class Simulation(Stage[Process]):
             timers=self.world,
         )
         self.cluster = self.server._cluster
+        self.cluster.places = self.plan.places
         self.processes: list[Process] = []
         self.dead: list[Process] = []
         settings = LeaderLock("", self.key.key1, self.key.key2, **self.plan.settings)._settings

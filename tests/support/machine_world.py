@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=Effect)
 
-DRAIN_S, COOLDOWN_S, RETRY_S = 2.0, 1.0, 1.0
+DRAIN_S, COOLDOWN_S, RETRY_S, ASIDE_S = 2.0, 1.0, 1.0, 3.0
 LOST = SessionLostError("closed", "the session is gone")
 MISTAKE = ConfigurationError("a mistake that time does not mend")
 CANCELLED = PgElectError("canceling statement due to user request")
@@ -28,7 +28,7 @@ CANCELLED = PgElectError("canceling statement due to user request")
 _IN_TERM = frozenset({LockState.LEADER, LockState.RECONNECTING, LockState.RELEASING})
 _IO_OF_STATE: dict[LockState, set[Io | None]] = {
     LockState.STOPPED: {None},
-    LockState.FOLLOWER: {None, Io.OPEN, Io.WAIT, Io.ANNOUNCE},
+    LockState.FOLLOWER: {None, Io.OPEN, Io.WAIT, Io.ASIDE, Io.ANNOUNCE},
     LockState.ACQUIRING: {Io.TRY, Io.MINT, Io.PROVE, Io.WATCH},
     LockState.LEADER: {Io.PROVE, Io.WATCH, Io.ANNOUNCE, Io.HEED},
     LockState.RECONNECTING: {None, Io.OPEN, Io.RESUME},
@@ -65,8 +65,10 @@ def answers(m: Machine, sent_at: float) -> Iterator[Event]:  # one flat list of 
             return
         case Io.OPEN:
             yield ev.Opened(m.epoch)
-        case Io.TRY | Io.WAIT:
+        case Io.TRY | Io.WAIT | Io.ASIDE:
             yield ev.LockGranted(m.epoch)
+            if m.rules.queue:
+                yield ev.LockRefused(m.epoch, 0.0, ASIDE_S)
             yield ev.LockRefused(m.epoch, 0.0 if m.rules.queue else RETRY_S)
             if not m.rules.queue:
                 yield ev.LockRefused(m.epoch, None)

@@ -25,6 +25,7 @@ from pgelect._engine.events import (
 from pgelect.errors import ConfigurationError, KeyCollisionError, SessionLostError
 from tests.support.machines import (
     ACQUIRING,
+    ASIDE,
     BACKEND,
     BACKING_OFF,
     CONNECTING,
@@ -98,6 +99,42 @@ FOLLOWING = [
         LockRefused(EPOCH, 0.0),
         {},
         (Do(Io.WAIT, EPOCH),),
+    ),
+    Case(
+        "who is not needed in the queue after a slice stands aside",
+        WAITING,
+        LockRefused(EPOCH, 0.0, 3.5),
+        {"io": Io.ASIDE, "aside_s": 3.5},
+        (Do(Io.ASIDE, EPOCH),),
+    ),
+    Case(
+        "who looks and is still not needed stands aside again",
+        ASIDE,
+        LockRefused(EPOCH, 0.0, 1.5),
+        {"aside_s": 1.5},
+        (Do(Io.ASIDE, EPOCH),),
+    ),
+    Case(
+        "who looks and sees a free place in the queue takes it",
+        ASIDE,
+        LockRefused(EPOCH, 0.0),
+        {"io": Io.WAIT},
+        (Do(Io.WAIT, EPOCH),),
+    ),
+    Case(
+        "who looks and finds the lock free has it, and has the token minted",
+        ASIDE,
+        LockGranted(EPOCH, OTHER_BACKEND),
+        {"state": ACQUIRING, "io": Io.MINT, "ghost": OTHER_BACKEND},
+        (Changed(FOLLOWER, ACQUIRING, "lock granted"), Do(Io.MINT, EPOCH)),
+    ),
+    Case("a tick while standing aside does nothing", ASIDE, Tick()),
+    Case(
+        "who stands aside and is told to stop has nothing on the server to cancel",
+        ASIDE,
+        Shutdown(5.0),
+        {**DROPPED, "state": STOPPED},
+        (Changed(FOLLOWER, STOPPED, "shutdown"), Close(EPOCH, orderly=False)),
     ),
     Case(
         "a lock granted in the queue is followed by the minting of its token",
@@ -199,6 +236,13 @@ TRYING_IT = [
         LockRefused(EPOCH, 0.0),
         {"state": FOLLOWER, "settled": True, "io": Io.WAIT, "ghost": None},
         (Changed(ACQUIRING, FOLLOWER, "lock refused"), AttemptFailed(None), Do(Io.WAIT, EPOCH)),
+    ),
+    Case(
+        "where enough others wait in the queue, the follower stands aside",
+        TRYING,
+        LockRefused(EPOCH, 0.0, 2.0),
+        {"state": FOLLOWER, "settled": True, "io": Io.ASIDE, "aside_s": 2.0},
+        (Changed(ACQUIRING, FOLLOWER, "lock refused"), AttemptFailed(None), Do(Io.ASIDE, EPOCH)),
     ),
     Case(
         "a lock that is taken is polled for later, on the same session",

@@ -154,6 +154,16 @@ def _keeps_its_trust(m: Machine, event: ev.Reconfigure, now: float) -> Step:
     return replace(after, trusted_until=m.trusted_until), effects
 
 
+def _stays_aside(m: Machine, event: ev.LockRefused, now: float) -> Step:
+    if m.io is ev.Io.ASIDE and event.aside_s is None:
+        event = replace(event, aside_s=m.aside_s)
+    return rules.waited_refused(m, event, now)
+
+
+def _always_waits(m: Machine, event: ev.LockRefused, now: float) -> Step:
+    return rules.waited_refused(m, replace(event, aside_s=None), now)
+
+
 def _rule(state: LockState, event: type[Event], handler: Any) -> tuple[Any, Any, Any]:
     row = dict(TABLE[state])
     row[event] = (handler, tuple(LockState))
@@ -238,6 +248,17 @@ ENGINE_MUTANTS = named(
             "who has stepped down never campaigns again",
             (_rule(LockState.RELEASING, ev.Unlocked, _never_again),),
             "does not campaign",
+        ),
+        "places_are_not_taken": Mutant(
+            "who stands aside never goes back to the queue",
+            (_rule(LockState.FOLLOWER, ev.LockRefused, _stays_aside),),
+            "after a place was left",
+            seed=4,
+        ),
+        "nobody_leaves_the_queue": Mutant(
+            "who waits goes on waiting, however many others do",
+            (_rule(LockState.FOLLOWER, ev.LockRefused, _always_waits),),
+            "stand aside",
         ),
         "sessions_left_open": Mutant(
             "a session that is uncertain is not closed",
