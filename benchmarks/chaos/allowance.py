@@ -7,6 +7,7 @@ By kind of fault, counted from its beginning unless it is said otherwise:
   follower may be the next in the queue, and be granted a lock that it never hears of.
 - the leader's session ends (killed, terminated, cut at the server's end): ``failover_crash``, from the end of the
   session.
+- with the leader some or all of those die who wait in the queue: those who stand aside look within ``_ASIDE_S``.
 - it gives leadership up (step-down, shutdown): ``failover_clean``.
 - everybody's session ends (restarts, promotions, all sessions terminated): from the moment at which there is a primary
   again, what it takes to come back: the longest sleep of the retry strategy and one connect timeout, for one of the two
@@ -28,6 +29,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.chaos import plan
+from pgelect._engine.crowd import LOOK_EVERY_S, SPREAD
 
 if TYPE_CHECKING:
     from benchmarks.chaos.history import Fault, History
@@ -46,6 +48,7 @@ COME_BACK = frozenset({"restart-fast", "restart-immediate", "promote", "promote-
 IDLE = frozenset({"index", "vacuum"})
 BESIDE = IDLE | {"cancel"}
 
+_ASIDE_S = LOOK_EVERY_S * (1 + SPREAD)
 _COME_BACK_S = plan.BACKOFF_MAX_S + plan.CONNECT_TIMEOUT_S
 
 
@@ -68,7 +71,8 @@ class Allowances:
             return silent_since + sum(self._bound("failover_silent", each) for each in fault.targets)
         if fault.kind in CRASH and not self._in_need_of_a_second_session(fault):
             ended_at = max((until for _, _, until in fault.ended), default=fault.until)
-            return ended_at + self._bound("failover_crash", fault.leader)
+            aside_s = _ASIDE_S if len(fault.targets) > 1 else 0.0
+            return ended_at + aside_s + self._bound("failover_crash", fault.leader)
         if fault.kind in CLEAN:
             return fault.begun + self._bound("failover_clean", fault.leader)
         if fault.kind in COME_BACK | CRASH:

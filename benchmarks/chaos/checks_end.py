@@ -23,8 +23,8 @@ def unsettled(glances: Sequence[Glance], live: Sequence[str]) -> list[tuple[str,
     """Say who is not where it belongs, by the last looks; nothing: all is well. A process, or '', and what is wrong.
 
     A live replica has one election session, the same all the time. One of them holds the lock, and it is always the
-    same; each other one waits for it, but for the moments between two slices. Nobody has another connection to the
-    server than that, and one of its writer.
+    same; each other one waits for it, in the queue or aside, but for the moments between two slices. Nobody has another
+    connection to the server than that, and one of its writer.
     """
     last = glances[-GLANCES:]
     if len(last) < GLANCES:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from benchmarks.chaos.book import now
+from benchmarks.chaos.peace import queued_for_the_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,10 +25,15 @@ if TYPE_CHECKING:
 
 
 def kill(stage: Stage, leader: Leader) -> None:
-    """SIGKILL of the leader, and now and then of a follower, too; new processes take their places later."""
+    """SIGKILL of the leader, now and then of a follower, too, or of all who wait; new processes take their places."""
     victims = [stage.troop.of(leader.process)]
-    if stage.rng.random() < 0.5:
-        victims.append(stage.rng.choice(stage.followers(leader)))
+    followers = stage.followers(leader)
+    match stage.rng.choice(("alone", "alone", "one", "all")):
+        case "one":
+            victims.append(stage.rng.choice(followers))
+        case "all":
+            queued = queued_for_the_lock(stage)
+            victims += [replica for replica in followers if replica.process.name in queued]
     names = [replica.process.name for replica in victims]
     with stage.fault("kill", leader, *names):
         for replica in victims:

@@ -12,6 +12,7 @@ from benchmarks.chaos.checks_groups import unshared
 from benchmarks.chaos.history import Glance
 from benchmarks.chaos.stage import KEY
 from pgelect import LockKey
+from pgelect._postgres.sql import aside_halves
 
 if TYPE_CHECKING:
     from typing import Any
@@ -20,15 +21,25 @@ if TYPE_CHECKING:
 
 _BACK_WITHIN_S = 12.0
 _GONE_WITHIN_S = 5.0
-_LOCK = "l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = %s::int8::oid AND l.objid = %s::int8::oid"
+_LOCK = (
+    "l.locktype = 'advisory' AND (l.objsubid, l.classid, l.objid) IN "
+    "((2, %s::int8::oid, %s::int8::oid), (1, %s::int8::oid, %s::int8::oid))"
+)
+_KEY = (KEY.classid, KEY.objid, *aside_halves(KEY))
 # By role, not by name: connections of any purpose are seen. By the lock, too: whoever else is at it is seen.
+# Who stands aside waits as well as those in the queue.
 _SESSIONS = f"""
 SELECT a.pid, coalesce(a.application_name, ''),
-    coalesce(bool_or(l.granted), false), coalesce(bool_or(NOT l.granted), false)
+    coalesce(bool_or(l.granted AND l.objsubid = 2), false), coalesce(bool_or(NOT l.granted OR l.objsubid = 1), false)
 FROM pg_stat_activity AS a LEFT JOIN pg_locks AS l ON l.pid = a.pid AND {_LOCK}
 WHERE a.usename = '{plan.ROLE}' OR l.pid IS NOT NULL GROUP BY 1, 2
 """
 _LOCKS = f"SELECT count(*) FROM pg_locks AS l WHERE {_LOCK}"
+_QUEUED = """
+SELECT a.application_name FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND NOT l.granted
+  AND l.classid = %s::int8::oid AND l.objid = %s::int8::oid
+"""
 _TOKEN = "SELECT token, released_at IS NOT NULL FROM pgelect.token WHERE key1 = %s AND key2 = %s"
 _ELECTION, _WRITER = f"pgelect:{plan.LOCK_NAME}:", "chaos-writer:"
 _GROUP = f"pgelect:{plan.GROUP_NAME}:"
@@ -71,13 +82,19 @@ def look_at_remains(stage: Stage) -> None:
     """Write down what is left of replicas that have all ended, once the server has had a moment to notice."""
     deadline = time.monotonic() + _GONE_WITHIN_S
     while True:
-        ((locks,),) = stage.cluster.ask(_LOCKS, KEY.classid, KEY.objid)
+        ((locks,),) = stage.cluster.ask(_LOCKS, *_KEY)
         names = [str(name) for _, name, *_ in _sessions(stage)]
         if (not locks and not names) or time.monotonic() > deadline:
             break
         time.sleep(0.05)
     token, released = next(iter(stage.cluster.ask(_TOKEN, KEY.key1, KEY.key2)), (0, True))
     stage.book.write("left", locks=locks, sessions=names, token=token, released=released)
+
+
+def queued_for_the_lock(stage: Stage) -> set[str]:
+    """Name the processes that wait in the queue at this moment."""
+    names = stage.cluster.ask(_QUEUED, KEY.classid, KEY.objid)
+    return {name.removeprefix(_ELECTION) for (name,) in names}
 
 
 def _glance(stage: Stage) -> Glance:
@@ -114,4 +131,4 @@ def _glance(stage: Stage) -> Glance:
 
 
 def _sessions(stage: Stage) -> list[tuple[Any, ...]]:
-    return stage.cluster.ask(_SESSIONS, KEY.classid, KEY.objid)
+    return stage.cluster.ask(_SESSIONS, *_KEY)

@@ -38,6 +38,8 @@ CHARACTERS = (
     Character("r4", lease_s=2.0, reverse=True),
 )
 
+PLACES = 2
+"""In the queue for the lock, in place of the library's four: so of five replicas two stand aside."""
 MAX_CONNECTIONS = 40
 SERVER_SETTINGS = {
     "max_connections": str(MAX_CONNECTIONS),

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from psycopg.conninfo import make_conninfo
 from typing_extensions import override
@@ -117,6 +118,7 @@ async def replica(given: dict[str, Any]) -> int:
     process, character = given["process"], plan.Character(**given["character"])
     password_file = Path(given["password_file"])
     book = Book(Path(given["book"]))
+    patch("pgelect.lock.PLACES", plan.PLACES).start()
     broken.in_this_process(given["broken"])
     election_dsn = broken.dsn(given["broken"], dsn_of(given["election_ports"], password_file))
     lock = lock_of(character, process, election_dsn)
