@@ -59,8 +59,8 @@ class LeaderLock(Life[Runner], Status, Callbacks, Fences, Configured):
         lease_s: PostgreSQL ends the session of a leader that it has not heard from for this long; default 15.
         reconnect_grace_s: after a lost session, how long to try to go on with the same term before ``on_lost``.
             None or 0: lost at once. Needs ``fencing``. During the grace ``is_leader`` is False.
-        acquire: ``"queue"``: wait in the server's queue, which takes over in milliseconds. ``"poll"``: try, sleep by
-            the retry strategy, try again.
+        acquire: ``"queue"``: wait in the server's queue, which takes over in milliseconds; of many followers four do,
+            and the others look now and then. ``"poll"``: try, sleep by the retry strategy, try again.
         retry_strategy: how long to wait after a failed attempt; a ``RetryStrategy`` or anything of tenacity's.
         takeover_delay_s: after an unclean end of the last term, wait this long before leading; default 0. For duties
             whose effects cannot be fenced.

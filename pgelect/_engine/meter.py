@@ -74,7 +74,7 @@ class LockMetrics(Protocol):
         """Count a lost session after which the same term went on."""
 
     def followers(self, waiting: int) -> None:
-        """Hear how many others wait in the server's queue for the lock that this process holds."""
+        """Hear how many others wait for the lock that this process holds, in the server's queue or aside."""
 
     def fence_check(self, duration_s: float, outcome: FenceOutcome) -> None:
         """Hear of a check of the token: passed, refused because the term is over, or failed in another way."""

@@ -20,7 +20,7 @@ class LockState(StrEnum):
     STOPPED = "stopped"
     """Not running: no task, no connection."""
     FOLLOWER = "follower"
-    """Running without the lock: connecting, backing off, or waiting in the server's queue."""
+    """Running without the lock: connecting, backing off, or waiting, in the server's queue or aside."""
     ACQUIRING = "acquiring"
     """An attempt is in flight: the lock is tried, then the term's token is minted and confirmed."""
     LEADER = "leader"
@@ -123,7 +123,7 @@ class LeaderRecord:
         application_name: of that session; None when it is gone.
         database: to which the lock belongs.
         last_contact_at: when the server last heard from that session; None when it is gone and where hidden.
-        followers: how many others wait in the server's queue for the lock at this moment.
+        followers: how many others wait for the lock at this moment, in the server's queue or aside.
     """
 
     key1: int

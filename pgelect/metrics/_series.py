@@ -75,9 +75,7 @@ TERM_START = Series(
     "When the present term began, in Unix time by the server's clock; 0 while this process does not lead.",
     in_seconds=True,
 )
-FOLLOWERS = Series(
-    "followers_waiting", Kind.GAUGE, "How many others wait in the server's queue for the lock that this process holds."
-)
+FOLLOWERS = Series("followers_waiting", Kind.GAUGE, "How many others wait for the lock that this process holds.")
 TRANSITIONS = Series(
     "transitions",
     Kind.COUNTER,
