@@ -12,7 +12,7 @@ from benchmarks.chaos.checks_groups import unshared
 from benchmarks.chaos.history import Glance
 from benchmarks.chaos.stage import KEY
 from pgelect import LockKey
-from pgelect._postgres.sql import aside_halves
+from pgelect._postgres.campaign_sql import aside_halves
 
 if TYPE_CHECKING:
     from typing import Any

@@ -23,19 +23,8 @@ LOOK_EVERY_S = 1.0
 SPREAD = 0.5
 """The time of each look is drawn, up to so much of the mean earlier or later, so that looks do not come in bursts."""
 
-SHORTENED = 0.1
-"""A wait in the queue is up to so much shorter than it may be."""
-
 
 def aside_s(others: int) -> float:
     """Draw how long to stand aside until the next look, in seconds, beside so many others who do."""
     mean_s = max(LOOK_EVERY_S, (others + 1) / LOOKS_PER_S)
     return mean_s * random.uniform(1 - SPREAD, 1 + SPREAD)  # noqa: S311 -- jitter, not a secret
-
-
-def slice_s(longest_s: float) -> float:
-    """Draw how long to wait in the queue this time.
-
-    Followers that began together would leave the queue together, over and over, and never see how many they are.
-    """
-    return longest_s * random.uniform(1 - SHORTENED, 1)  # noqa: S311

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING
 
-from pgelect._engine.crowd import slice_s
 from pgelect._engine.session import LockAnswer, ResumeAnswer
-from pgelect._postgres import sql
+from pgelect._postgres import campaign_sql, sql
 from pgelect._postgres.link import Deadline
 from pgelect._postgres.settings_sql import lease_ms
 from pgelect.errors import PgElectError, SessionLostError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pgelect._engine.model import Backend, Grant
     from pgelect._postgres.opened import Opened
 
+_SHORTENED = 0.1  # a slice is up to so much shorter than it may be
 _GHOST_END_S = 0.3  # a backend that is told to end does so within milliseconds
 _GHOST_POLL_S = 0.005
 
@@ -41,8 +42,9 @@ async def look(session: Opened, deadline: Deadline, *, aside: bool) -> LockAnswe
 async def wait_lock(session: Opened, deadline: Deadline, *, first: bool = False) -> LockAnswer:
     """Wait in the server's queue for one slice. ``first``: make the session ready to lead before that."""
     options = session.options
-    slice_ms = max(1, round(slice_s(session.facts.slice_s) * 1000))
-    query = sql.wait_lock(options, session.facts, lease_ms(options.lease_s), slice_ms)
+    # Followers that began together would leave the queue together, over and over, and never see how many they are.
+    slice_s = session.facts.slice_s * random.uniform(1 - _SHORTENED, 1)  # noqa: S311 -- jitter, not a secret
+    query = campaign_sql.wait_lock(options, session.facts, lease_ms(options.lease_s), round(slice_s * 1000))
     if first and options.fencing:
         query = sql.rehearse(options, session.facts) + query
     return await session.answer(query, deadline, f"waiting for the lock {options.key}")
@@ -50,7 +52,7 @@ async def wait_lock(session: Opened, deadline: Deadline, *, first: bool = False)
 
 async def _try(session: Opened, deadline: Deadline, *, places: int | None = None, aside: bool = False) -> LockAnswer:
     options = session.options
-    query = sql.try_lock(options, session.facts, lease_ms(options.lease_s), places=places, aside=aside)
+    query = campaign_sql.try_lock(options, session.facts, lease_ms(options.lease_s), places=places, aside=aside)
     return await session.answer(query, deadline, f"trying for the lock {options.key}")
 
 

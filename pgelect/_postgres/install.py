@@ -157,6 +157,8 @@ _ADVISORY = (
     "pg_advisory_xact_lock(integer, integer)",
     "pg_advisory_unlock(integer, integer)",
     "pg_advisory_unlock_all()",
+    "pg_try_advisory_lock_shared(bigint)",
+    "pg_advisory_unlock_shared(bigint)",
 )
 
 

@@ -60,7 +60,7 @@ class Opened:
         return await self.link.run(work, deadline, doing)
 
     async def answer(self, query: Composable, deadline: Deadline, doing: str) -> LockAnswer:
-        """Run a query of ``sql.try_lock`` or ``sql.wait_lock``; the lock is not held when a name collides.
+        """Run a query of ``campaign_sql``; the lock is not held when a name collides.
 
         Raises:
             KeyCollisionError: another name uses our keys.

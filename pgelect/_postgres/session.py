@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pgelect._engine.session import Proof
-from pgelect._postgres import announcing, campaign, minting, sql
+from pgelect._postgres import announcing, campaign, campaign_sql, minting, sql
 from pgelect._postgres.dedicated import DedicatedSession
 from pgelect._postgres.link import Deadline
 from pgelect._postgres.options import SessionOptions
@@ -85,7 +85,7 @@ class PostgresSession(DedicatedSession):
     async def prove(self, within_s: float) -> Proof:
         """Prove leadership."""
         session = self._open_session()
-        query = sql.prove(self._options.key, session.facts)
+        query = campaign_sql.prove(self._options.key, session.facts)
         adjusting, self._adjusted = self._adjusted, False
         if adjusting:
             query = lease_in_force(self._options.lease_s) + query

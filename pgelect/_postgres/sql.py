@@ -46,7 +46,6 @@ TIMELINE = SQL(
 )
 THEN = SQL("; ")
 ROLLBACK = SQL("ROLLBACK; ")
-_OUTCOME = SQL("'pgelect.granted'")
 REPEATED = "something else than pgelect wrote the token "
 """In the error of a mint whose row does not carry a greater token."""
 
@@ -79,26 +78,26 @@ def pair(key: LockKey) -> Composed:
     return SQL("{}::pg_catalog.int4, {}::pg_catalog.int4").format(Literal(str(key.key1)), Literal(str(key.key2)))
 
 
-def _row_is(key: LockKey) -> Composed:
+def row_is(key: LockKey) -> Composed:
     return SQL("t.key1 = {}::pg_catalog.int4 AND t.key2 = {}::pg_catalog.int4").format(
         Literal(str(key.key1)), Literal(str(key.key2))
     )
 
 
-def _int8(value: int) -> Composed:
+def int8(value: int) -> Composed:
     return SQL("{}::pg_catalog.int8").format(Literal(str(value)))
 
 
-def _lock_is(key: LockKey, facts: Facts) -> Composed:
+def lock_is(key: LockKey, facts: Facts) -> Composed:
     """Render the condition on ``pg_locks AS l`` for this lock being held, in this database.
 
     The database's oid is known: to look it up takes a lock on a shared catalog, for which there is no room where a
     stranger has filled the server's lock table.
     """
-    return SQL("l.granted AND {}").format(_wants_lock(key, facts))
+    return SQL("l.granted AND {}").format(wants_lock(key, facts))
 
 
-def _wants_lock(key: LockKey, facts: Facts) -> Composed:
+def wants_lock(key: LockKey, facts: Facts) -> Composed:
     """Render the condition on ``pg_locks AS l`` for this lock being held, or waited for."""
     return SQL(
         "l.locktype = 'advisory' AND l.objsubid = 2 AND l.mode = 'ExclusiveLock' AND l.database = "
@@ -106,143 +105,17 @@ def _wants_lock(key: LockKey, facts: Facts) -> Composed:
     ).format(Literal(str(facts.database)), Literal(str(key.classid)), Literal(str(key.objid)))
 
 
-def _campaigns_for(key: LockKey, facts: Facts) -> Composed:
-    """Render the condition on ``pg_locks AS l`` for this lock being held or waited for, or being stood aside from."""
-    high, low = aside_halves(key)
-    return SQL(
-        "({} OR l.locktype = 'advisory' AND l.objsubid = 1 AND l.mode = 'ShareLock' AND l.database = "
-        "{}::pg_catalog.oid AND l.classid = {}::pg_catalog.oid AND l.objid = {}::pg_catalog.oid)"
-    ).format(_wants_lock(key, facts), *(Literal(str(value)) for value in (facts.database, high, low)))
-
-
-def aside_halves(key: LockKey) -> tuple[int, int]:
-    """Give both halves of the key of which everybody holds a lock, shared, who stands aside from the lock of ``key``.
-
-    A single 64-bit key: those are a space of their own. Small numbers are what people take themselves, so none of ours
-    is small: the constant is the first 8 bytes of SHA-256 of "pgelect: who stands aside". The schema has it, too.
-    """
-    return key.classid ^ 0xF8E877DE, key.objid ^ 0xB56F0E62
-
-
-def _aside(key: LockKey) -> Composed:
-    """Render that key as an argument."""
-    high, low = aside_halves(key)
-    return _int8(((high << 32 | low) ^ 1 << 63) - (1 << 63))
-
-
 def _held_here(key: LockKey, facts: Facts) -> Composed:
     """Render whether this very session, still as we set it up, holds this very lock."""
     return SQL(
         "EXISTS (SELECT 1 FROM pg_catalog.pg_locks AS l WHERE {} AND l.pid = pg_catalog.pg_backend_pid() "
         "AND pg_catalog.current_setting('pgelect.nonce', true) = {})"
-    ).format(_lock_is(key, facts), Literal(facts.nonce))
+    ).format(lock_is(key, facts), Literal(facts.nonce))
 
 
 def record(key: LockKey) -> Composed:
     """Read the token row, or nothing."""
-    return SQL("SELECT {} FROM pgelect.token AS t WHERE {}").format(RECORD, _row_is(key))
-
-
-def _lease_first(lease_ms: int) -> Composed:
-    """Have the server enforce the lease *before* the lock can be granted: committed apart, so no error undoes it."""
-    return SQL("BEGIN; SELECT pg_catalog.set_config('idle_session_timeout', {}, false); COMMIT; ").format(
-        Literal(f"{lease_ms}ms")
-    )
-
-
-def _unshared(options: SessionOptions, facts: Facts) -> Composable:
-    """Render whether this server session is ours alone: as we set it up, and without a lock that we do not know of.
-
-    We never take the lock twice; in a session that a pooler shares it may be another elector's, and granted once more.
-    """
-    if options.allow_pooler:
-        return SQL("true")
-    return SQL(
-        "(pg_catalog.current_setting('pgelect.nonce', true) IS NOT DISTINCT FROM {nonce} AND NOT EXISTS (SELECT 1 "
-        "FROM pg_catalog.pg_locks AS l WHERE {lock} AND l.pid = pg_catalog.pg_backend_pid()))"
-    ).format(nonce=Literal(facts.nonce), lock=_lock_is(options.key, facts))
-
-
-def try_lock(
-    options: SessionOptions, facts: Facts, lease_ms: int, *, places: int | None = None, aside: bool = False
-) -> Composed:
-    """Try for the lock. Last results: (granted, unshared, full, others aside, _), then the token row if fencing.
-
-    Granted is NULL for a name collision. A refused follower may sleep longer than the lease, so it is not held to it.
-
-    ``places``: the queue is full when so many wait in it; then this session stands aside. ``aside``: it does already.
-    Where it cannot, as a stranger has that lock for himself, the queue is never full.
-    """
-    key, fencing = options.key, options.fencing
-    attempt: Composable = SQL("pg_catalog.pg_try_advisory_lock({})").format(pair(key))
-    if fencing and key.name is not None:
-        attempt = SQL(
-            "CASE WHEN EXISTS (SELECT 1 FROM pgelect.token AS t WHERE {} AND t.name <> {}) THEN NULL ELSE {} END"
-        ).format(_row_is(key), Literal(key.name), attempt)
-    counted: Composable = SQL("NULL::pg_catalog.int8[]")
-    full: Composable = SQL("NULL::pg_catalog.bool")
-    if places is not None:
-        counted = SQL(
-            "CASE WHEN NOT granted THEN (SELECT ARRAY[count(*) FILTER (WHERE NOT l.granted), "
-            "count(*) FILTER (WHERE l.objsubid = 1)] FROM pg_catalog.pg_locks AS l WHERE {}) END"
-        ).format(_campaigns_for(key, facts))
-        full = SQL("CASE WHEN n[1] >= {} THEN pg_catalog.pg_try_advisory_lock_shared({}) END").format(
-            Literal(places), _aside(key)
-        )
-    asked = SQL(
-        "{first}{back}WITH session AS MATERIALIZED (SELECT {unshared} AS unshared), "
-        "attempt AS MATERIALIZED (SELECT CASE WHEN unshared THEN {attempt} END AS granted, unshared FROM session), "
-        "crowd AS MATERIALIZED (SELECT granted, unshared, {counted} AS n FROM attempt) "
-        "SELECT granted, unshared, {full}, n[2], pg_catalog.set_config('idle_session_timeout', "
-        "CASE WHEN granted OR NOT unshared THEN {lease} ELSE '0' END, false) FROM crowd"
-    ).format(
-        first=_lease_first(lease_ms),
-        back=SQL("SELECT pg_catalog.pg_advisory_unlock_shared({}); ").format(_aside(key)) if aside else SQL(""),
-        counted=counted,
-        full=full,
-        unshared=_unshared(options, facts),
-        attempt=attempt,
-        lease=Literal(f"{lease_ms}ms"),
-    )
-    return asked + THEN + record(key) if fencing else asked
-
-
-def wait_lock(options: SessionOptions, facts: Facts, lease_ms: int, slice_ms: int) -> Composed:
-    """Queue for the lock for ``slice_ms``. Last results as those of ``try_lock``.
-
-    Full: ``options.places`` others with lower pids wait. Of those who leave their places at one time, not all go.
-
-    The transaction lock is what can be waited for in bounded time; once it is ours the session lock cannot be refused.
-    Errors are trapped here, so nothing is written to the server's log. ``unlock_all``: a cancel may have struck between
-    a grant and its bookkeeping; it frees session locks only, and this session holds no other.
-    """
-    slice_ = SQL(
-        "DO $pgelect$ DECLARE ours pg_catalog.bool := false; BEGIN "
-        "PERFORM pg_catalog.set_config({outcome}, 'false', true), "
-        "pg_catalog.set_config('lock_timeout', {slice}, true); "
-        "BEGIN IF NOT {unshared} THEN PERFORM pg_catalog.set_config({outcome}, 'shared', true); RETURN; END IF; "
-        "ours := true; PERFORM pg_catalog.pg_advisory_xact_lock({key}); "
-        "PERFORM pg_catalog.set_config({outcome}, pg_catalog.pg_try_advisory_lock({key})::pg_catalog.text, true); "
-        "EXCEPTION WHEN lock_not_available OR query_canceled THEN "
-        "IF ours THEN PERFORM pg_catalog.pg_advisory_unlock_all(); END IF; END; "
-        "END $pgelect$; SELECT pg_catalog.current_setting({outcome}) = 'true', "
-        "pg_catalog.current_setting({outcome}) <> 'shared', {full}, 0"
-    ).format(
-        outcome=_OUTCOME,
-        slice=Literal(f"{slice_ms}ms"),
-        key=pair(options.key),
-        unshared=_unshared(options, facts),
-        full=SQL("false") if options.places is None else _are_before(options.key, facts, options.places),
-    )
-    asked = _lease_first(lease_ms) + slice_
-    return asked + THEN + record(options.key) if options.fencing else asked
-
-
-def _are_before(key: LockKey, facts: Facts, places: int) -> Composed:
-    return SQL(
-        "CASE WHEN pg_catalog.current_setting({}) = 'false' THEN (SELECT count(*) >= {} FROM pg_catalog.pg_locks AS l "
-        "WHERE NOT l.granted AND l.pid < pg_catalog.pg_backend_pid() AND {}) END"
-    ).format(_OUTCOME, Literal(places), _wants_lock(key, facts))
+    return SQL("SELECT {} FROM pgelect.token AS t WHERE {}").format(RECORD, row_is(key))
 
 
 def mint(options: SessionOptions, facts: Facts, wait_ms: int) -> Composed:
@@ -293,7 +166,7 @@ def _next_token(options: SessionOptions, facts: Facts) -> Composed:
     ).format(
         timeline=TIMELINE,
         held=_held_here(options.key, facts),
-        row=_row_is(options.key),
+        row=row_is(options.key),
         keys=pair(options.key),
         name=Literal(options.key.name),
         holder=Literal(options.identity),
@@ -331,12 +204,12 @@ def _close(key: LockKey, condition: Composable) -> Composed:
         "INSERT INTO pgelect.closed AS c (key1, key2, token) "
         "SELECT t.key1, t.key2, t.token FROM pgelect.token AS t WHERE {} AND {} "
         "ON CONFLICT (key1, key2) DO UPDATE SET token = excluded.token WHERE c.token <> excluded.token"
-    ).format(_row_is(key), condition)
+    ).format(row_is(key), condition)
 
 
 def closed(key: LockKey) -> Composed:
     """Read the token that lets no more transactions in: (token,) or nothing."""
-    return SQL("SELECT t.token FROM pgelect.closed AS t WHERE {}").format(_row_is(key))
+    return SQL("SELECT t.token FROM pgelect.closed AS t WHERE {}").format(row_is(key))
 
 
 def holder(key: LockKey, facts: Facts) -> Composed:
@@ -345,7 +218,7 @@ def holder(key: LockKey, facts: Facts) -> Composed:
         "SELECT l.pid, (extract(epoch FROM a.backend_start) * 1000000)::pg_catalog.int8, "
         "l.pid = pg_catalog.pg_backend_pid() FROM pg_catalog.pg_locks AS l "
         "LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid WHERE {}"
-    ).format(_lock_is(key, facts))
+    ).format(lock_is(key, facts))
 
 
 def end_ghost(key: LockKey, facts: Facts, ghost: Backend) -> Composed:
@@ -354,7 +227,7 @@ def end_ghost(key: LockKey, facts: Facts, ghost: Backend) -> Composed:
         "SELECT pg_catalog.pg_terminate_backend(l.pid) FROM pg_catalog.pg_locks AS l "
         "JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid WHERE {} AND l.pid = {}::pg_catalog.int4 "
         "AND a.backend_start = {}::pg_catalog.timestamptz AND l.pid <> pg_catalog.pg_backend_pid()"
-    ).format(_lock_is(key, facts), Literal(str(ghost.pid)), Literal(ghost.started_at.isoformat()))
+    ).format(lock_is(key, facts), Literal(str(ghost.pid)), Literal(ghost.started_at.isoformat()))
 
 
 def timeline() -> Composed:
@@ -373,7 +246,7 @@ def adopt(key: LockKey, token: int, backend: Backend) -> Composed:
         "AND t.released_at IS NULL FOR NO KEY UPDATE SKIP LOCKED) "
         "UPDATE pgelect.token AS t SET backend_pid = {}::pg_catalog.int4, backend_start = {}::pg_catalog.timestamptz "
         "FROM mine WHERE t.key1 = mine.key1 AND t.key2 = mine.key2; COMMIT"
-    ).format(_row_is(key), _int8(token), Literal(str(backend.pid)), Literal(backend.started_at.isoformat()))
+    ).format(row_is(key), int8(token), Literal(str(backend.pid)), Literal(backend.started_at.isoformat()))
 
 
 def bring_up_to_date(key: LockKey, token: int, backend: Backend, lease_s: float) -> Composed:
@@ -384,25 +257,12 @@ def bring_up_to_date(key: LockKey, token: int, backend: Backend, lease_s: float)
         "WHERE {row} AND t.token = {token} AND t.released_at IS NULL AND (t.backend_pid <> {pid}::pg_catalog.int4 "
         "OR t.backend_start <> {start}::pg_catalog.timestamptz OR t.lease_s <> {lease}::pg_catalog.float8)"
     ).format(
-        row=_row_is(key),
-        token=_int8(token),
+        row=row_is(key),
+        token=int8(token),
         pid=Literal(str(backend.pid)),
         start=Literal(backend.started_at.isoformat()),
         lease=Literal(str(lease_s)),
     )
-
-
-def prove(key: LockKey, facts: Facts) -> Composed:
-    """Whether this very session holds this very lock, how many others want it, and whether this is a standby.
-
-    One look at the locks for both: on a server with a very full lock table that is not free.
-    """
-    return SQL(
-        "SELECT coalesce(bool_or(l.granted AND l.objsubid = 2 AND l.pid = pg_catalog.pg_backend_pid() "
-        "AND pg_catalog.current_setting('pgelect.nonce', true) = {}), false), "
-        "count(*) FILTER (WHERE NOT l.granted OR l.objsubid = 1), pg_catalog.pg_is_in_recovery() "
-        "FROM pg_catalog.pg_locks AS l WHERE {}"
-    ).format(Literal(facts.nonce), _campaigns_for(key, facts))
 
 
 def unlock(key: LockKey) -> Composed:
@@ -413,7 +273,7 @@ def unlock(key: LockKey) -> Composed:
 def _mark_released(key: LockKey, token: int) -> Composed:
     return SQL(
         "UPDATE pgelect.token AS t SET released_at = pg_catalog.clock_timestamp() WHERE {} AND t.token = {}"
-    ).format(_row_is(key), _int8(token))
+    ).format(row_is(key), int8(token))
 
 
 def release(key: LockKey, token: int, wait_ms: int) -> Composed:
@@ -430,7 +290,7 @@ def release(key: LockKey, token: int, wait_ms: int) -> Composed:
 
 def close_own(key: LockKey, token: int) -> Composed:
     """After a release that could not mark the row: let no more transactions into the term that is being given up."""
-    own = SQL("t.token = {}").format(_int8(token))
+    own = SQL("t.token = {}").format(int8(token))
     return ROLLBACK + SQL("BEGIN; {}; COMMIT; ").format(_close(key, own))
 
 

@@ -17,7 +17,7 @@ from psycopg.sql import SQL
 
 from pgelect._engine.clock import SystemClock
 from pgelect._engine.model import LockKey
-from pgelect._postgres import sql
+from pgelect._postgres import campaign_sql
 from pgelect._postgres.connect import Connector
 from pgelect._postgres.errors import server_name
 from pgelect._postgres.guards import admit
@@ -222,7 +222,7 @@ async def _version(session: Entered) -> int | None:
 
 async def _timing(session: Entered, options: SessionOptions) -> Timing:
     clock = SystemClock()
-    proof: Composable = queries.WHO if session.facts is None else sql.prove(options.key, session.facts)
+    proof: Composable = queries.WHO if session.facts is None else campaign_sql.prove(options.key, session.facts)
     began = await _read_clock(session, clock)
     taken = []
     for _ in range(_PROOFS):

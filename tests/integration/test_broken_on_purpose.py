@@ -43,13 +43,13 @@ class Break:
 
 REAL = {
     "the lock is never taken": Break(
-        "pgelect/_postgres/sql.py",
-        'attempt: Composable = SQL("pg_catalog.pg_try_advisory_lock({})").format(pair(key))',
+        "pgelect/_postgres/campaign_sql.py",
+        'attempt: Composable = SQL("pg_catalog.pg_try_advisory_lock({})").format(sql.pair(key))',
         'attempt: Composable = SQL("true")',
         PROVED,
     ),
     "the lock lasts for a transaction": Break(
-        "pgelect/_postgres/sql.py",
+        "pgelect/_postgres/campaign_sql.py",
         'attempt: Composable = SQL("pg_catalog.pg_try_advisory_lock({})")',
         'attempt: Composable = SQL("pg_catalog.pg_try_advisory_xact_lock({})")',
         FREED,
@@ -61,8 +61,8 @@ REAL = {
         FREED,
     ),
     "the proof looks at nothing": Break(
-        "pgelect/_postgres/sql.py",
-        '"SELECT coalesce(bool_or(l.granted AND l.pid = pg_catalog.pg_backend_pid() ',
+        "pgelect/_postgres/campaign_sql.py",
+        '"SELECT coalesce(bool_or(l.granted AND l.objsubid = 2 AND l.pid = pg_catalog.pg_backend_pid() ',
         '"SELECT coalesce(bool_or(true OR l.pid = pg_catalog.pg_backend_pid() ',
         PROVED,
     ),

@@ -9,7 +9,7 @@ from psycopg import AsyncConnection
 
 from pgelect import LeaderLock
 from pgelect._engine.crowd import PLACES
-from pgelect._postgres.sql import aside_halves
+from pgelect._postgres.campaign_sql import aside_halves
 from tests.support.server import query
 from tests.support.waiting import eventually
 

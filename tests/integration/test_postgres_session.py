@@ -217,7 +217,7 @@ async def test_waiting_is_silent_in_the_log_and_stays_below_deadlock_timeout(
     began = time.monotonic()
     for _ in range(2):
         assert not (await b.wait_lock(WITHIN_S)).granted
-    assert 2 * 0.9 * deadlock_timeout_ms / 1000 <= time.monotonic() - began < 2 * 0.9 * deadlock_timeout_ms / 1000 + 1
+    assert 2 * 0.81 * deadlock_timeout_ms / 1000 <= time.monotonic() - began < 2 * 0.9 * deadlock_timeout_ms / 1000 + 1
     await a.close(1.0)
     assert (await b.wait_lock(WITHIN_S)).granted
     assert own_server.log_text()[before:] == ""

@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.sql import SQL, Composed, Literal
 
 from pgelect import LockState, PgElectError, schema_sql
-from pgelect._postgres import sql
+from pgelect._postgres import campaign_sql
 from tests.support.electors import LEASE_S, Elector
 from tests.support.looks import now
 from tests.support.proxy import BreakableProxy
@@ -172,7 +172,7 @@ async def test_an_error_in_place_of_one_proof_is_no_loss(
 ) -> None:
     """Such as the prepared statement that a pooler has lost, like psycopg#280; the next proof says what is."""
     asked: list[int] = []
-    prove = sql.prove
+    prove = campaign_sql.prove
 
     def fails_twice(*args: Any) -> Any:
         asked.append(1)
@@ -181,7 +181,7 @@ async def test_an_error_in_place_of_one_proof_is_no_loss(
     async with Elector(database, key, lease_s=10.0, health_interval_s=0.05) as a:
         token = (await a.leads()).token
         (pid,) = lock_holders(database, *key)
-        monkeypatch.setattr(sql, "prove", fails_twice)
+        monkeypatch.setattr(campaign_sql, "prove", fails_twice)
         await eventually(lambda: len(asked) > 8, message="proofs go on")
         await a.proved(3)
         assert a.terms == [("acquired", token)]

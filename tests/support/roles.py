@@ -77,6 +77,7 @@ GRANT EXECUTE ON FUNCTION
     pg_catalog.pg_try_advisory_lock(integer, integer),
     pg_catalog.pg_advisory_xact_lock(integer, integer),
     pg_catalog.pg_try_advisory_lock_shared(integer, integer),
+    pg_catalog.pg_try_advisory_lock_shared(bigint),
     pg_catalog.pg_advisory_xact_lock_shared(integer, integer)
     TO app_elector;
 """
