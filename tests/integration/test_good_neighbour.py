@@ -44,15 +44,15 @@ async def led(dsn: str, key: Key, followers: int = FOLLOWERS, interval_s: float 
         assert [elector.errors for elector in electors] == [[]] * len(electors)
 
 
-async def slices(dsn: str, number: int) -> None:
-    """Wait until as many followers as there are places have begun a new wait so many times."""
+async def slices(dsn: str, number: int, followers: int = PLACES) -> None:
+    """Wait until so many followers have begun a new wait so many times."""
     begun: dict[int, set[str]] = {}
 
     def enough() -> bool:
         waiting = "SELECT pid, waitstart::text FROM pg_locks WHERE locktype = 'advisory' AND waitstart IS NOT NULL"
         for pid, since in query(dsn, waiting):
             begun.setdefault(pid, set()).add(since)
-        return sum(len(waits) > number for waits in begun.values()) >= PLACES  # one may have stood aside since
+        return sum(len(waits) > number for waits in begun.values()) >= followers  # one may have stood aside since
 
     await eventually(enough, 30, f"{number} waits of each follower")
 
@@ -115,7 +115,7 @@ async def test_no_transaction_stays_open_under_the_strictest_timeout(
     own_server.configure(idle_in_transaction_session_timeout="50ms")
     own_server.reload()
     async with led(own_database, key, followers=2):
-        await slices(own_database, 2)
+        await slices(own_database, 2, followers=2)
     assert "idle-in-transaction" not in own_server.log_text()
 
 
