@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from benchmarks.scenarios import Crashes, Stopped
     from benchmarks.steady import Steady
 
-CRASH_FLOORS, CRASH_WORST_MS = 4, 60
+CRASH_FLOORS, CRASH_WORST_MS = 3, 60
 STEP_DOWN_MEDIAN_MS = 6
 TERMINATED_MEDIAN_MS = 15
 STOPPED_BEYOND_LEASE_S = 1
