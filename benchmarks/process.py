@@ -14,10 +14,10 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
 STARTS_WITHIN_S = 30.0
@@ -41,21 +41,42 @@ def python(module: str, *arguments: str) -> list[str | Path]:
     return [sys.executable, "-m", module, *arguments]
 
 
+class Process(Protocol):
+    """What a child needs of a process: the part of ``subprocess.Popen`` that is used here."""
+
+    pid: int
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+
+    def poll(self) -> int | None:
+        """Return its status, or None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its status once it has ended."""
+
+    def kill(self) -> None:
+        """Kill it."""
+
+
+def popen(command: Sequence[str | Path], complaints: IO[bytes]) -> Process:
+    """Start a program."""
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, cwd=_ROOT)
+
+
 class Child:
     """A process, with the name under which the server knows its session."""
 
-    def __init__(self, name: str, command: Sequence[str | Path]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        spawn: Callable[[Sequence[str | Path], IO[bytes]], Process] = popen,
+    ) -> None:
         self.name = name
         self._events: list[dict[str, Any]] = []
         self._news = threading.Condition()
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by close()
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._complaints,
-            cwd=_ROOT,
-        )
+        self._process = spawn(command, self._complaints)
         self._reader = threading.Thread(target=self._read, name=f"reader of {name}", daemon=True)
         self._reader.start()
 
@@ -63,6 +84,11 @@ class Child:
     def pid(self) -> int:
         """The process."""
         return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more."""
+        return self._process.poll() is not None
 
     def mark(self) -> int:
         """Return the number of events so far, to wait for one after it."""
