@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def target_json(target: Target) -> dict[str, Any]:
 _HEAD = f"{'milliseconds':<44}{'n':>4}{'min':>9}{'median':>9}{'p95':>9}{'worst':>9}{'x floor':>9}   {'target':<37}met"
 
 
-def table(found: list[Timing | Counts]) -> str:
+def table(found: Sequence[Timing | Counts]) -> str:
     """Render the results, a line for each target."""
     lines = [_HEAD, "-" * len(_HEAD)] if any(isinstance(each, Timing) for each in found) else []
     for each in found:
@@ -121,6 +124,6 @@ def _yes(target: Target) -> str:
     return "yes" if target.met else "NO"
 
 
-def missed(found: list[Timing | Counts]) -> int:
+def missed(found: Sequence[Timing | Counts]) -> int:
     """Count the targets that were missed."""
     return sum(not target.met for each in found for target in each.targets)

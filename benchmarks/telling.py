@@ -15,7 +15,7 @@ from benchmarks.measure import missed, table
 from benchmarks.process import DidNotHappenError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from benchmarks.measure import Counts, Timing
@@ -46,17 +46,21 @@ def where(about: Mapping[str, Any]) -> dict[str, Any]:
 
 def tell(
     about: Mapping[str, Any],
-    found: list[Timing | Counts],
+    found: Sequence[Timing | Counts],
     *,
+    shown: str | None = None,
     more: str = "",
     write: Path | None = None,
     check: bool = False,
     met: str = "all targets met",
 ) -> int:
-    """Print the table, write the JSON, and return the exit status: 1 when a target is missed and ``check`` is set."""
+    """Print the table, write the JSON, and return the exit status: 1 when a target is missed and ``check`` is set.
+
+    What is ``shown`` stands in place of the table, where that of targets does not fit.
+    """
     about = where(about)
     print(", ".join(f"{name}: {value}" for name, value in about.items()), end="\n\n")
-    print(table(found).lstrip("\n"))
+    print(shown if shown is not None else table(found).lstrip("\n"))
     if more:
         print(f"\n{more}")
     number = missed(found)
