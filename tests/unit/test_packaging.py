@@ -54,6 +54,7 @@ def test_the_dependencies_at_run_time_are_these_three() -> None:
 
 def test_the_extras_are_these() -> None:
     assert {*PROJECT["optional-dependencies"]} == {
+        "bench",
         "binary",
         "cli",
         "demo",
