@@ -4,12 +4,16 @@
     python -m benchmarks.failover --only crash      one scenario; may be repeated
     python -m benchmarks.failover --check           exit with 1 when a target is missed
     python -m benchmarks.failover --profile         and where the milliseconds of a crash go
+    python -m benchmarks.failover --peers all       pgelect beside other electors, about ten minutes; or their names
 
 The server is an embedded PostgreSQL of its own, reached over TCP on this machine. Leaders and followers are processes
 of their own that use the public API. The floor is what the same server does for two sessions without the library: one
 holds a lock and is killed, the other is blocked in pg_advisory_lock. Its rounds and those of the crash take turns. The
 one that is killed is a Python process, as the leader is: most of the floor is the time that the system takes to take
 such a process apart before it closes the socket. What it is when a psql is killed is shown beside it.
+
+With --peers the same faults, and a frozen link, come to each of several electors in turn, with its defaults and with
+fast settings: benchmarks/peers says which, and why. They come with pip install 'pgelect[bench]'.
 
 Exit status: 0 measured; 1 a target was missed and --check was given; 2 something did not happen at all.
 """
@@ -27,6 +31,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import scenarios, targets
 from benchmarks.looking import Observer
+from benchmarks.peers import run as peers
 from benchmarks.stages import stages
 from benchmarks.steady import steady
 from benchmarks.telling import progress, tell, told
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
     from benchmarks.measure import Counts, Timing
 
 SCENARIOS = ("crash", "step-down", "terminated", "stopped", "steady")
+ROUNDS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +65,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.failover", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="of each scenario; default 20")
-    parser.add_argument("--only", action="append", choices=SCENARIOS, help="run this scenario; may be repeated")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"of each scenario; default {ROUNDS}")
+    only = (*SCENARIOS, "frozen")
+    parser.add_argument("--only", action="append", choices=only, help="run this scenario; may be repeated")
+    parser.add_argument("--peers", metavar="NAMES", help="beside other electors: all, or some by their names, a,b,c")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the order in which --peers has its turns")
     parser.add_argument("--lease", type=float, metavar="S", help="lease_s of the scenario 'stopped'; default 3")
     parser.add_argument("--window", type=float, metavar="S", help="seconds that 'steady' counts; default 30")
     parser.add_argument("--durable", action="store_true", help="on a disk with fsync; default: in memory, without")
@@ -70,18 +79,31 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
     options = parser.parse_args(arguments)
-    if options.rounds < 1:
+    if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds must be 1 or more")
+    if options.peers is not None:
+        _with_peers(parser, options)
+    elif options.seed is not None or "frozen" in (options.only or ()):
+        parser.error("--seed and --only frozen go with --peers")
     if options.uvloop and importlib.util.find_spec("uvloop") is None:
         parser.error("--uvloop needs uvloop: pip install 'pgelect[uvloop]'")
     return options
+
+
+def _with_peers(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    try:
+        options.peers = peers.chosen(options.peers)
+    except ValueError as error:
+        parser.error(str(error))
+    if why := peers.refused(options):
+        parser.error(why)
 
 
 def plan(options: argparse.Namespace) -> Plan:
     """Fill in what was not given."""
     lease_s, window_s = (1.0, 3.0) if options.quick else (3.0, 30.0)
     return Plan(
-        rounds=options.rounds,
+        rounds=ROUNDS if options.rounds is None else options.rounds,
         only=tuple(options.only or SCENARIOS),
         lease_s=lease_s if options.lease is None else options.lease,
         window_s=window_s if options.window is None else options.window,
@@ -129,6 +151,9 @@ def measure(what: Plan) -> tuple[list[Timing | Counts], str, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and return the exit status."""
     options = parse(arguments)
+    if options.peers is not None:
+        rounds = options.rounds or (1 if options.quick else ROUNDS)
+        return told(lambda: peers.measured(options, rounds))
     what = plan(options)
     return told(lambda: _measured(what, options))
 
