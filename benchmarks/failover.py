@@ -13,7 +13,8 @@ one that is killed is a Python process, as the leader is: most of the floor is t
 such a process apart before it closes the socket. What it is when a psql is killed is shown beside it.
 
 With --peers the same faults, and a frozen link, come to each of several electors in turn, with its defaults and with
-fast settings: benchmarks/peers says which, and why. They come with pip install 'pgelect[bench]'.
+fast settings: benchmarks/peers says which, and why. They come with pip install 'pgelect[bench]'. "x floor" is then
+measured by the floor of the same scenario, where it has one. "Both lead" is for how long both processes believe it.
 
 Exit status: 0 measured; 1 a target was missed and --check was given; 2 something did not happen at all.
 """

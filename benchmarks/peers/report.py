@@ -21,11 +21,8 @@ if TYPE_CHECKING:
     from benchmarks.peers.elector import Scenario
     from benchmarks.peers.match import Match, Seen
 
-_NAME = "milliseconds"
-_HEAD = (
-    f"{_NAME:<28}{'n':>4}{'min':>9}{'median':>9}{'p95':>9}{'worst':>9}{'x floor':>9}"
-    f"   {'overlap: median':>16}{'worst':>9}"
-)
+_HEAD = f"{'milliseconds':<28}{'n':>4}{'min':>9}{'median':>9}{'p95':>9}{'worst':>9}{'x floor':>9}"
+_HEAD_BOTH = f"   {'both lead: median':>17}{'worst':>9}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ class Spread:
     def shown(self, seconds: float) -> str:
         """Render one of its numbers."""
         if math.isinf(seconds):
-            return f"> {math.floor(self.watched_s * 10) / 10:g} s"
+            return f"> {math.floor(self.watched_s * 10) / 10:.3g} s"
         return f"{seconds * 1000:.2f}" if seconds < 0.1 else f"{seconds * 1000:.0f}"
 
     def _sorted(self) -> list[float]:
@@ -95,7 +92,7 @@ _KINDS = (
     Kind(
         "stopped",
         "takeover",
-        "stopped: the leader is stopped (SIGSTOP), until another leads; overlap: from SIGCONT on",
+        "stopped: the leader is stopped (SIGSTOP), until another leads; both lead: from SIGCONT on",
     ),
     Kind("frozen", "takeover", "frozen: the leader's link forwards nothing any more, until another leads"),
     Kind("terminated", "takeover", "terminated: the server ends the leader's session, until one of the two leads anew"),
@@ -121,6 +118,11 @@ class Row:
     notes: tuple[str, ...]
 
     @property
+    def label(self) -> str:
+        """How it is shown."""
+        return self.name if self.name == "floor" else f"{self.name} ({self.settings})"
+
+    @property
     def floors(self) -> float | None:
         """The median in floors of the same run."""
         if not self.times.lengths or self.floor_s is None or math.isinf(self.times.median):
@@ -144,14 +146,13 @@ class Row:
     def line(self) -> str:
         """Render it."""
         times, overlaps = self.times, self.overlaps
-        first = f"{self.name} ({self.settings})" if self.name != "floor" else self.name
-        floors = f"{self.floors:.1f}" if self.floors is not None else ""
+        floors = f"{self.floors:.{1 if self.floors < 100 else 0}f}" if self.floors is not None else ""
         numbers = ["-"] * 4
         if times.lengths:
             numbers = [times.shown(each) for each in (times.least, times.median, times.p95, times.worst)]
-        line = f"{first:<28}{len(times.lengths):>4}{''.join(f'{each:>9}' for each in numbers)}{floors:>9}"
+        line = f"{self.label:<28}{len(times.lengths):>4}{''.join(f'{each:>9}' for each in numbers)}{floors:>9}"
         if overlaps.lengths:
-            line += f"   {overlaps.shown(overlaps.median):>16}{overlaps.shown(overlaps.worst):>9}"
+            line += f"   {overlaps.shown(overlaps.median):>17}{overlaps.shown(overlaps.worst):>9}"
         return line.rstrip()
 
 
@@ -188,8 +189,9 @@ def table(made: Sequence[Row]) -> str:
     lines: list[str] = []
     for title in dict.fromkeys(row.kind.title for row in made):
         these = [row for row in made if row.kind.title == title]
-        lines += ["", title, "", _HEAD.rstrip(), "-" * len(_HEAD), *(row.line() for row in these)]
-        lines += [f"  {row.name} ({row.settings}): {note}" for row in these for note in row.notes]
+        head = _HEAD + _HEAD_BOTH * any(row.overlaps.lengths for row in these)
+        lines += ["", title, "", head, "-" * len(head), *(row.line() for row in these)]
+        lines += [f"  {row.label}: {note}" for row in these for note in row.notes]
     return "\n".join(lines[1:])
 
 

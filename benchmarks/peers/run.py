@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks.looking import Observer
 from benchmarks.peers.elector import SCENARIOS
 from benchmarks.peers.report import rows, table
 from benchmarks.peers.rounds import FLOORS, SYSTEMS, Plan, missing, run, ways
@@ -79,7 +80,9 @@ def measured(options: argparse.Namespace, rounds: int) -> int:
     begun = time.monotonic()
     with throwaway_postgres(settings=SERVER, durable=options.durable) as server:
         seen = run(plan, server)
-        version = server.version
+        observer = Observer(server.dsn())
+        version = str(observer.value("SHOW server_version"))
+        observer.close()
     found = rows(seen, [(system.name, settings.name) for system, settings in ways((*FLOORS, *who.systems))])
     by_settings = {kind: matches[-1].round + 1 for kind, matches in plan.matches().items()}
     about = {

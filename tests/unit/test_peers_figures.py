@@ -125,7 +125,7 @@ def test_where_there_is_nothing_the_reason_is_told() -> None:
     row = only_row(FLOOR, "frozen", Seen(reason="it cannot"), Seen(reason="it cannot"))
     assert row.notes == ("it cannot",)
     assert (row.found().as_json()["times"], row.found().as_json()["overlap"]) == (None, None)
-    assert "floor (fast): it cannot" in table([row])
+    assert "floor: it cannot" in table([row])
 
 
 def test_a_leader_that_keeps_the_lead_is_no_takeover() -> None:
