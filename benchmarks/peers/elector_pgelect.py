@@ -3,7 +3,8 @@
 Fast: ``lease_s=1``, proved at a third of it, and for polling a fixed interval of a third, as the others have. The queue
 has no setting for how fast it is.
 
-What its user goes by: ``lock.is_leader``. It gives leadership up by ``step_down()``.
+What its user goes by: ``lock.is_leader``. It gives leadership up by ``shutdown()``, and is gone: the others here know
+no other way, so a ``step_down()`` after which it takes part again would not be the same work.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class _Pgelect:
             await asyncio.Event().wait()
 
     async def resign(self) -> None:
-        await self._lock.step_down()
+        await self._lock.shutdown()
 
 
 def candidate(place: Place) -> Candidate:

@@ -93,7 +93,9 @@ class _Pair:
         self._all = all_of_it
         self._proxies: dict[str, BreakableProxy] = {}
         self.window_s = min(match.settings.window_s, arena.longest_s)
-        one, two = self._start("a"), self._start("b")
+        one = self._start("a")
+        self._within_a_cycle()  # or the two would poll at the same time, as they had been started
+        two = self._start("b")
         self.leader, self.other = self._settled(one, two)
         self.old_since = 0.0
 
@@ -173,7 +175,7 @@ class _Pair:
             self._arena.sleep(_SETTLED_S)
             if self._only_leader(one, two) is not led:
                 continue
-            self._arena.sleep(random.uniform(0.0, min(self._match.settings.cycle_s, self.window_s)))
+            self._within_a_cycle()
             for each in (one, two):
                 each.tell("watch")
             self._arena.sleep(0.05)
@@ -182,6 +184,9 @@ class _Pair:
         if one.has_ended or two.has_ended:
             (one if one.has_ended else two).wait_for("acquired", 1000, 0.0)  # complains
         raise DidNotHappenError(f"{one.name}, {two.name}: there was no time at which one of the two led")
+
+    def _within_a_cycle(self) -> None:
+        self._arena.sleep(random.uniform(0.0, min(self._match.settings.cycle_s, self.window_s)))
 
     @staticmethod
     def _only_leader(one: Child, two: Child) -> Child | None:
