@@ -154,9 +154,13 @@ class Child:
                 self._events.append(json.loads(line))
                 self._news.notify_all()
 
-    def _complaint(self, event: str, within_s: float) -> str:
+    def last_words(self) -> str:
+        """Return what it last wrote to standard error."""
         self._complaints.seek(0)
-        said = self._complaints.read().decode(errors="replace").strip()[-2000:]
+        return self._complaints.read().decode(errors="replace").strip()[-2000:]
+
+    def _complaint(self, event: str, within_s: float) -> str:
+        said = self.last_words()
         seen = ", ".join(e["event"] for e in self._events[-10:]) or "nothing"
         status = self._process.poll()
         state = "it runs" if status is None else f"it ended with status {status}"

@@ -135,8 +135,8 @@ class _Pair:
         deadline = time.monotonic() + self.window_s
         while (at := begun()) is None and time.monotonic() < deadline:
             self._arena.sleep(_STEP_S)
-        if at is None and self.other.has_ended:
-            self.other.wait_for("acquired", self.other.mark(), 0.0)  # complains
+        if at is None:
+            _check_that_it_runs(self.other)
         return at
 
     def overlap(self, since: float) -> tuple[Length, float]:
@@ -169,6 +169,7 @@ class _Pair:
         """Return the one that leads and the other, at the moment of the fault, with both being watched."""
         deadline = time.monotonic() + self.window_s + STARTS_WITHIN_S
         while time.monotonic() < deadline:
+            _check_that_it_runs(one, two)
             if (led := self._only_leader(one, two)) is None:
                 self._arena.sleep(_STEP_S)
                 continue
@@ -181,8 +182,6 @@ class _Pair:
             self._arena.sleep(0.05)
             if self._only_leader(one, two) is led:
                 return (one, two) if led is one else (two, one)
-        if one.has_ended or two.has_ended:
-            (one if one.has_ended else two).wait_for("acquired", 1000, 0.0)  # complains
         raise DidNotHappenError(f"{one.name}, {two.name}: there was no time at which one of the two led")
 
     def _within_a_cycle(self) -> None:
@@ -268,6 +267,12 @@ _SCENARIOS: dict[Scenario, Callable[[_Pair, Match], Seen]] = {
 
 def _since(fault_at: float, at: float | None, watched_s: float) -> Length:
     return Length(watched_s, over=False) if at is None else Length(at - fault_at)
+
+
+def _check_that_it_runs(*children: Child) -> None:
+    for child in children:
+        if child.has_ended:
+            raise DidNotHappenError(f"{child.name} ended by itself: {child.last_words()}")
 
 
 def _changes(child: Child, since: float = 0.0) -> list[Change]:
