@@ -191,8 +191,14 @@ def table(made: Sequence[Row]) -> str:
         these = [row for row in made if row.kind.title == title]
         head = _HEAD + _HEAD_BOTH * any(row.overlaps.lengths for row in these)
         lines += ["", title, "", head, "-" * len(head), *(row.line() for row in these)]
-        lines += [f"  {row.label}: {note}" for row in these for note in row.notes]
+        lines += [f"  {row.label}: {_brief(note)}" for row in these for note in row.notes]
     return "\n".join(lines[1:])
+
+
+def _brief(note: str) -> str:
+    """Leave out the middle of a traceback; the JSON has all of it."""
+    lines = note.splitlines()
+    return note if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
 
 
 def _json_ms(seconds: float) -> float | None:

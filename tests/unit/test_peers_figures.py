@@ -126,6 +126,9 @@ def test_where_there_is_nothing_the_reason_is_told() -> None:
     assert row.notes == ("it cannot",)
     assert (row.found().as_json()["times"], row.found().as_json()["overlap"]) == (None, None)
     assert "floor: it cannot" in table([row])
+    broken = only_row(QUEUE, "crash", Seen(reason="did not happen: it ended\nTraceback\n  here\nOSError: no"))
+    assert "pgelect-queue (fast): did not happen: it ended ... OSError: no\n" in table([broken]) + "\n"
+    assert "Traceback" in broken.found().as_json()["notes"][0]
 
 
 def test_a_leader_that_keeps_the_lead_is_no_takeover() -> None:
