@@ -52,7 +52,8 @@ def candidate(place: Place) -> Candidate:
             return time.monotonic() < self._trusted_until
 
         async def campaign(self, ready: Callable[[], None], changed: Changed) -> None:
-            await self._redis.ping()
+            while not await self._is_there():
+                await asyncio.sleep(EVERY_S)
             ready()
             self._campaigning = asyncio.create_task(self._renew_or_take(changed))
             with suppress(asyncio.CancelledError):
@@ -66,6 +67,11 @@ def candidate(place: Place) -> Candidate:
             await asyncio.wait({self._campaigning})
             self._trusted_until = 0.0
             await self._redis.eval(_GIVE_UP, 1, place.election, place.name)
+
+        async def _is_there(self) -> bool:
+            with suppress(RedisError):  # a busy machine may take longer than the timeout of a command
+                return bool(await self._redis.ping())
+            return False
 
         async def _renew_or_take(self, changed: Changed) -> None:
             lease_ms = int(LEASE_S * 1000)
