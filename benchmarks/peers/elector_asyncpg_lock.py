@@ -5,6 +5,9 @@ is asked at a third of it; at a second it is what a lease of a second is to othe
 
 What its user goes by: the guarded function runs, or has been cancelled. It gives leadership up when ``run()`` is
 cancelled, which closes the session; there is no other way.
+
+It has no lease: while a holder's session lasts, stopped or cut off as it may be, the server keeps its lock. Whoever
+makes the connection could have the server end it (idle_session_timeout); its README does not, nor is it done here.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ polls every 0.13 s, more often than the others here.
 What its user goes by: ``is_leader()``. It gives leadership up when its task is stopped. The backend is handed to the
 election: with one that is only registered, as of 0.20, the lock is not released then. Each election has a table of its
 own, so that no two candidates create the same one at the same time.
+
+Sessions come from a pool of ten, and the lease is a row: who loses all of them gets new ones and goes on leading.
 """
 
 from __future__ import annotations

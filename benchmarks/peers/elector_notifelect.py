@@ -5,6 +5,9 @@ the last one: who does not answer for between one and two thirds of a second is 
 
 What its user goes by: ``outcome.winner``. It gives leadership up when its context is left and its connection is closed,
 as its README does it. All candidates of a database share one channel unless they set the prefix, as here.
+
+As of 0.0.3 a query that never returns or that fails ends or halts the task that holds elections, and ``outcome.winner``
+stays what it was. Leaving waits for the election that is under way, and answers others until the connection is closed.
 """
 
 from __future__ import annotations

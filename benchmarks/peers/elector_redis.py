@@ -3,7 +3,7 @@
 One setting: a lease of a second. The leader trusts it from when it sent the renewal, for a twentieth less than the
 lease, as clocks may differ in rate; what it gives up, it deletes, if it is still its own.
 
-What its user goes by: ``leads()``.
+What its user goes by: ``leads()``. Who loses the connection gets a new one and goes on leading.
 """
 
 from __future__ import annotations
