@@ -87,6 +87,7 @@ def _looks(run: Run) -> dict[str, tuple[str, str]]:
 def _failover(run: Run) -> Figure:
     """Draw every crash of every elector."""
     rows, looks = _takeovers(run, "crash"), _looks(run)
+    figure: Figure
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(rows) + 1.4), layout="constrained")
     for y, row in enumerate(reversed(rows)):
         colour, mark = looks[row["system"]]
@@ -121,6 +122,7 @@ def _faults(run: Run) -> Figure:
     """Draw medians and ranges, with the fast settings, by kind of fault."""
     looks = _looks(run)
     systems = list(looks)
+    figure: Figure
     figure, all_axes = plt.subplots(
         len(_SCENARIOS), 1, figsize=(9, 8.6), sharex=True, layout="constrained", gridspec_kw={"hspace": 0.08}
     )
@@ -151,6 +153,7 @@ def _followers(run: Run) -> Figure:
     """Draw round trips, and failover, by the number of followers."""
     series = next(one["series"] for one in run["results"] if one["name"] == "followers on one key")
     numbers = [one["followers"] for one in series]
+    figure: Figure
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
     trips = [one["all_followers"]["trips_per_s"] for one in series]
     left.plot(numbers, numbers, color=_FLOOR, linestyle=":", label="each asking once a second")
@@ -188,6 +191,7 @@ def _fence(run: Run) -> Figure:
     (costs,) = (one["costs"] for one in run["results"] if "costs" in one)
     ways = [way for way in dict.fromkeys(one["way"] for one in costs) if not way.endswith("bare")]
     connections = sorted({one["connections"] for one in costs})
+    figure: Figure
     figure, axes = plt.subplots(figsize=(9, 3.8), layout="constrained")
     width = 0.8 / len(ways)
     for i, way in enumerate(ways):

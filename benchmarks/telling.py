@@ -7,6 +7,9 @@ import os
 import platform
 import signal
 import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -16,7 +19,6 @@ from benchmarks.process import DidNotHappenError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from benchmarks.measure import Counts, Timing
 
@@ -40,8 +42,25 @@ def where(about: Mapping[str, Any]) -> dict[str, Any]:
         **about,
         "python": platform.python_version(),
         "psycopg": f"{psycopg.__version__} ({psycopg.pq.__impl__})",
+        "machine": _machine(),
         "load": f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
     }
+
+
+def _machine() -> str:
+    """Name the processor, the memory and the system."""
+    processor = platform.machine()
+    with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+        processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), processor)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{processor} with {memory:.0f} GiB, {platform.system()}"
+
+
+def _command() -> str:
+    """Give the command that runs, without where it writes its JSON."""
+    words = iter(sys.orig_argv[1:])
+    kept = [word for word in words if word != "--json" or not next(words, "")]
+    return " ".join(["python", *kept])
 
 
 def tell(
@@ -59,14 +78,14 @@ def tell(
     What is ``shown`` stands in place of the table, where that of targets does not fit.
     """
     about = where(about)
-    print(", ".join(f"{name}: {value}" for name, value in about.items()), end="\n\n")
-    print(shown if shown is not None else table(found).lstrip("\n"))
-    if more:
-        print(f"\n{more}")
     number = missed(found)
-    print(f"\n{met if number == 0 else f'TARGETS MISSED: {number}'}")
+    parts = [shown if shown is not None else table(found).lstrip("\n"), more]
+    printed = "\n\n".join([*filter(None, parts), met if number == 0 else f"TARGETS MISSED: {number}"])
+    print(", ".join(f"{name}: {value}" for name, value in about.items()), printed, sep="\n\n")
     if write is not None:
-        write.write_text(json.dumps({**about, "results": [each.as_json() for each in found]}, indent=2) + "\n")
+        results = [each.as_json() for each in found]
+        named = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "command": _command(), "printed": printed}
+        write.write_text(json.dumps({**about, **named, "results": results}, indent=1) + "\n")
     return 1 if number and check else 0
 
 
