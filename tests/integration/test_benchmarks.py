@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ from benchmarks.failover import main
 from benchmarks.measure import Counts, Timing, missed, table
 from benchmarks.peers.elector import SCENARIOS
 from benchmarks.peers.rounds import FLOORS, SYSTEMS, missing
+from benchmarks.report_page import SUMMARY_BEGINS, SUMMARY_ENDS
 from benchmarks.scenarios import Crashes, Stopped
 from benchmarks.steady import Steady
 from tests.support.waiting import eventually_sync, scaled
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 COMMAND = [sys.executable, "-m", "benchmarks.failover", "--rounds", "2", "--quick"]
 QUIET = Steady(
     window_s=30.0,
@@ -261,3 +265,51 @@ def test_starting_is_measured(tmp_path: Path) -> None:
     assert [one["name"] for one in timings] == names
     assert all(name in done.stdout for name in names)
     assert all(one["n"] == 2 and 0 < one["min_ms"] <= one["worst_ms"] for one in timings)
+
+
+# The page of results
+
+needs_plots = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib: the extra bench")
+
+
+def report(*flags: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.report", *map(str, flags)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=scaled(110), check=False)
+
+
+@needs_plots
+def test_the_page_of_results_is_made_of_runs_that_it_names(tmp_path: Path) -> None:
+    done = report("--run", "startup", "--run", "fence", "--quick", "--directory", tmp_path)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
+    assert "python -m benchmarks.startup --quick\n" in page
+    assert "![rate of fenced transactions beside bare ones](results/fence.png)" in page
+    assert (tmp_path / "results" / "fence.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("startup", "fence"):
+        run = json.loads((tmp_path / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        assert run["printed"] in page
+        assert run["machine"] in page
+
+
+@needs_plots
+def test_the_page_that_is_here_is_what_the_runs_that_are_here_give(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "benchmarks" / "results", tmp_path / "results")
+    done = report("--directory", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8") == RESULTS.read_text(encoding="utf-8")
+    for plot in (ROOT / "benchmarks" / "results").glob("*.png"):
+        assert plot.name in RESULTS.read_text(encoding="utf-8")
+
+
+def test_the_readme_shows_the_summary_of_the_last_run_and_one_plot() -> None:
+    results, readme = RESULTS.read_text(encoding="utf-8"), (ROOT / "README.md").read_text(encoding="utf-8")
+    summary = results[results.index(SUMMARY_BEGINS) : results.index(SUMMARY_ENDS)]
+    assert summary in readme
+    assert readme.count("(benchmarks/results/") == 1
+
+
+def test_without_any_run_there_is_no_page(tmp_path: Path) -> None:
+    done = report("--directory", tmp_path)
+    assert done.returncode == 1
+    assert "matplotlib" in done.stderr or "there is no run in" in done.stderr
+    assert not (tmp_path / "RESULTS.md").exists()
