@@ -16,8 +16,8 @@ import random
 
 PLACES = 4
 """So many followers wait in the server's queue: all but one of them, and the leader, may die at once."""
-LOOKS_PER_S = 10.0
-"""So often all of those who stand aside look, together, once there are ten or more."""
+LOOKS_PER_S = 8.0
+"""So often all of those who stand aside look, together, once there are eight or more."""
 LOOK_EVERY_S = 1.0
 """So often each one looks where there are fewer: to wait in the queue would cost as much."""
 SPREAD = 0.5

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_DRIVER_S = 0.02  # for what is there to be read
 _SETTLE_S = 1.0  # a call on a socket that was shut down ends within milliseconds; this only bounds surprises
 
 
@@ -254,15 +255,37 @@ class Link:
 
 
 async def _listen(conn: AsyncConnection[Any], for_s: float, deaf_s: float) -> bool:
-    """Wait for a notification; the wait itself is what surfaces a killed backend."""
-    if deaf_s > 0:
-        async with aclosing(conn.notifies(timeout=deaf_s)) as notes:
-            if [None async for _ in notes]:
-                return True
-    async with aclosing(conn.notifies(timeout=for_s - deaf_s)) as notes:
-        async for _ in notes:
-            return True
-    return False
+    """Wait for a notification; the wait itself is what surfaces a killed backend.
+
+    The driver wakes ten times a second while it waits, so it is asked for a moment only: first, for what it has read
+    already, and whenever the socket has something to read.
+    """
+    heard, begun = False, time.monotonic()
+    while (left_s := begun + (deaf_s if heard else for_s) - time.monotonic()) > 0:
+        async with aclosing(conn.notifies(timeout=min(left_s, _DRIVER_S), stop_after=1)) as notes:
+            async for _ in notes:
+                heard = True
+        if (left_s := begun + (deaf_s if heard else for_s) - time.monotonic()) > 0:
+            await _readable(conn.fileno(), left_s)
+    return heard
+
+
+async def _readable(fd: int, within_s: float) -> None:
+    """Wait until there is something to read, or the end of the connection."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_reader(fd, _settle, ready)
+    timer = loop.call_later(within_s, _settle, ready)
+    try:
+        await ready
+    finally:
+        timer.cancel()
+        loop.remove_reader(fd)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
