@@ -1,0 +1,119 @@
+"""What one leader and one follower of each system cost while nothing happens, all systems at the same time.
+
+Each has a server of its own, so nobody's load is in another's figures, and idle systems leave the machine idle. First
+the leaders are watched alone, then with a follower: what the server does more in the second window is the follower's.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchmarks.process import STARTS_WITHIN_S, Child, DidNotHappenError
+from benchmarks.telling import progress
+from benchmarks.usage import Metered, Usage, Window, windows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.systems import System
+
+_LEADER, _FOLLOWER = "leader", "follower"
+_CONNECTS_WITHIN_S = STARTS_WITHIN_S
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of one system.
+
+    Attributes:
+        alone: the leader, in the first window.
+        follower: the follower, in the second window.
+        server_alone_ms_per_s, server_both_ms_per_s: processor time of the whole server, for each second.
+        written_alone_per_s, written_both_per_s: bytes of log; None where the server keeps none.
+    """
+
+    system: str
+    version: str
+    window_s: float
+    alone: Usage
+    follower: Usage
+    server_alone_ms_per_s: float
+    server_both_ms_per_s: float
+    written_alone_per_s: float | None
+    written_both_per_s: float | None
+
+
+class _Booth:
+    """One system on its own server."""
+
+    def __init__(self, system: System, stack: ExitStack) -> None:
+        self.system = system
+        self._stack = stack
+        self.store = stack.enter_context(system.store())
+        self.metered = stack.enter_context(Metered(self.store))
+        self._children: dict[str, Child] = {}
+
+    def start(self, lane: str) -> None:
+        """Start a process on a lane of its own; return when it leads, or is connected."""
+        child = self._stack.enter_context(self.system.start(self.metered.lane(lane), lane))
+        self._children[lane] = child
+        if lane == _LEADER:
+            child.wait_for("acquired", within_s=STARTS_WITHIN_S)
+            return
+        deadline = time.monotonic() + _CONNECTS_WITHIN_S
+        while self.metered.traffic(lane).connects == 0:
+            if time.monotonic() > deadline:
+                raise DidNotHappenError(f"{self.system.name}: the follower did not connect")
+            time.sleep(_POLL_S)
+
+    def clients(self) -> dict[str, list[int]]:
+        """Give the processes on each lane."""
+        return {lane: [child.pid] for lane, child in self._children.items()}
+
+    def check(self) -> None:
+        """Complain when the follower came to lead."""
+        if _FOLLOWER in self._children and self._children[_FOLLOWER].events("acquired"):
+            raise DidNotHappenError(f"{self.system.name}: leadership moved while the steady state was counted")
+
+
+def by_system(systems: Sequence[System], settle_s: float, window_s: float) -> list[Costs]:
+    """Measure all of them."""
+    with ExitStack() as stack:
+        booths = []
+        for system in systems:
+            progress(f"{system.name}: a leader and a follower")
+            booths.append(_Booth(system, stack))
+        for booth in booths:
+            booth.start(_LEADER)
+        time.sleep(settle_s)
+        alone = _watch_all(booths, window_s)
+        for booth in booths:
+            booth.start(_FOLLOWER)
+        time.sleep(settle_s)
+        both = _watch_all(booths, window_s)
+        return [
+            Costs(
+                system=booth.system.name,
+                version=booth.store.version,
+                window_s=one.window_s,
+                alone=one.lanes[_LEADER],
+                follower=two.lanes[_FOLLOWER],
+                server_alone_ms_per_s=one.server_ms_per_s,
+                server_both_ms_per_s=two.server_ms_per_s,
+                written_alone_per_s=one.written_per_s,
+                written_both_per_s=two.written_per_s,
+            )
+            for booth, one, two in zip(booths, alone, both, strict=True)
+        ]
+
+
+def _watch_all(booths: list[_Booth], window_s: float) -> list[Window]:
+    """Measure all in the same window."""
+    found = windows(window_s, [(booth.metered, booth.clients()) for booth in booths])
+    for booth in booths:
+        booth.check()
+    return found
