@@ -45,7 +45,9 @@ SPARE = 30
 """Sessions of the server beside those measured: ours, those it reserves, and of the dead that it still has."""
 LOCKS_FOR_EACH = "256"
 """The server's max_locks_per_transaction: for each connection, and one may hold 5,000."""
-FEW_FOLLOWERS, FEW_LOCKS, FEW_PARTITIONS = (1, 4), (1, 3), (1, 20)
+LONGER = 2
+"""The window of the systems is so many times as long: some do what they do every half a minute."""
+FEW_FOLLOWERS, FEW_LOCKS, FEW_PARTITIONS = (1, 4), (3,), (20,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Plan:
     partitions: tuple[int, ...]
     settle_s: float
     window_s: float
+    systems_s: float
     effort: Effort
     patience: Patience
 
@@ -91,7 +94,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def plan(options: argparse.Namespace) -> Plan:
     """Fill in what was not given."""
     quick = options.quick
-    settle_s, window_s, lag_s = (0.2, 0.8, 0.2) if quick else (3.0, 10.0, 3.0)
+    settle_s, window_s, lag_s = (0.2, 0.7, 0.2) if quick else (3.0, 10.0, 2.0)
     window_s = window_s if options.window is None else options.window
     crashes = (2 if quick else 8) if options.rounds is None else options.rounds
 
@@ -105,6 +108,7 @@ def plan(options: argparse.Namespace) -> Plan:
         partitions=numbers("partitions", PARTITIONS, FEW_PARTITIONS),
         settle_s=settle_s,
         window_s=window_s,
+        systems_s=window_s if quick else LONGER * window_s,
         effort=Effort(window_s, settle_s, crashes, deaths=1 if quick else 3),
         patience=Patience(settle_s, window_s, lag_s),
     )
@@ -115,7 +119,7 @@ def measure(what: Plan) -> tuple[list[Timing | Counts], list[str]]:
     found: list[Timing | Counts] = []
     shown: list[str] = []
     if "systems" in what.only:
-        costs = by_system(systems(), what.settle_s, what.window_s)
+        costs = by_system(systems(), what.settle_s, what.systems_s)
         found.append(tables.judged_systems(costs))
         shown.append(tables.show_systems(costs))
     if what.only != ("systems",):

@@ -22,6 +22,7 @@ _INFORMATION = "for information"
 
 UNITS = """\
 round trips are counted on the wire: what a client sends first after the server has sent something
+conns: connections that are open; new: made in the window
 CPU in milliseconds for each second; server: the whole of it, with what it does when nobody is connected
 memory in MB; where processes share pages, each is given its part (PSS), except for the column RSS"""
 
@@ -52,7 +53,7 @@ def judged_systems(found: Sequence[Costs]) -> Counts:
         Target(
             _INFORMATION,
             True,
-            f"{one.system}: leader {one.alone.trips_per_s:.2f}/s, follower {one.follower.trips_per_s:.2f}/s",
+            f"{one.system}: leader {one.alone.trips_per_s:.2f}/s, {_role(one)} {one.second.trips_per_s:.2f}/s",
         )
         for one in found
     ]
@@ -70,7 +71,7 @@ def show_followers(points: Sequence[Point]) -> str:
     """Render the series by the number of followers."""
     steady = _table(
         "followers on one key, all together",
-        ("followers", "trips/s", "peak", "conns", "anew", "client CPU", "server CPU", "WAL B/s", "MB each", "in queue"),
+        ("followers", "trips/s", "peak", "conns", "new", "client CPU", "server CPU", "WAL B/s", "MB each", "in queue"),
         [
             (
                 f"{one.followers}",
@@ -114,7 +115,7 @@ def show_systems(found: Sequence[Costs]) -> str:
         added = max(0.0, one.server_both_ms_per_s - one.server_alone_ms_per_s)
         for role, usage, server, written in (
             ("leader", one.alone, one.server_alone_ms_per_s, alone),
-            ("follower", one.follower, added, more),
+            (_role(one), one.second, added, more),
         ):
             rows.append(
                 (
@@ -124,16 +125,16 @@ def show_systems(found: Sequence[Costs]) -> str:
                     f"{usage.connections}",
                     f"{usage.connects}",
                     f"{usage.client_ms_per_s:.2f}",
-                    f"{usage.session_ms_per_s:.2f}",
+                    f"{usage.session_ms_per_s:.2f}" if usage.sessions.pss else "-",
                     f"{server:.2f}",
                     "-" if written is None else f"{written:.0f}",
                     f"{usage.client.rss:.1f}",
                     f"{usage.client.pss:.1f}",
-                    f"{usage.sessions.pss:.1f}",
+                    f"{usage.sessions.pss:.1f}" if usage.sessions.pss else "-",
                 )
             )
-    head = ("system", "", "trips/s", "conns", "anew", "client CPU", "session CPU", "server CPU", "log B/s")
-    return _table("one leader, and one follower more", (*head, "client RSS", "client MB", "session MB"), rows, left=2)
+    head = ("system", "", "trips/s", "conns", "new", "client CPU", "session CPU", "server CPU", "log B/s")
+    return _table("one leader, and one process more", (*head, "client RSS", "client MB", "session MB"), rows, left=2)
 
 
 def show_sizes(name: str, unit: str, found: Sequence[Size]) -> str:
@@ -158,6 +159,10 @@ def show_sizes(name: str, unit: str, found: Sequence[Size]) -> str:
     head = [unit, "led after s", "trips/s", "conns", "client CPU", "server CPU", "WAL B/s"]
     head += ["client RSS", "client MB", "sessions MB"]
     return _table(name, [*head, "loop late ms", "worst"] if watched else head, rows)
+
+
+def _role(one: Costs) -> str:
+    return "second, leads" if one.second_leads else "follower"
 
 
 def _times(times_s: Sequence[float], *, least: bool = False) -> tuple[str, ...]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Self
 
-from psycopg.conninfo import make_conninfo
-
 from benchmarks.looking import Observer
 from pgelect.testing import throwaway_postgres
 
@@ -77,8 +75,8 @@ class PostgresStore(Store):
             raise
 
     def address(self, port: int) -> str:
-        """Give the connection string."""
-        return make_conninfo(self.server.dsn(), host=self.host, port=port)
+        """Give the URL, as all drivers read it."""
+        return f"postgresql://postgres@{self.host}:{port}/postgres"
 
     def written(self) -> int:
         """Give the place where WAL is written next."""
