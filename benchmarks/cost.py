@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.measure import Counts, Timing
+    from benchmarks.systems import System
 
 PARTS = ("systems", "followers", "locks", "partitions")
 FOLLOWERS, LOCKS, PARTITIONS = (1, 10, 100, 400), (1, 10, 50, 200), (1, 100, 1000, 5000)
@@ -55,6 +56,7 @@ class Plan:
     """What is run, and how long."""
 
     only: tuple[str, ...]
+    systems: tuple[System, ...]
     followers: tuple[int, ...]
     locks: tuple[int, ...]
     partitions: tuple[int, ...]
@@ -71,6 +73,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m benchmarks.cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", action="append", choices=PARTS, help="measure this part; may be repeated")
+    said = "measure this one; may be repeated; default: all, or the first if --quick"
+    parser.add_argument("--system", action="append", choices=list(systems()), help=said)
     for part, default in (("followers", FOLLOWERS), ("locks", LOCKS), ("partitions", PARTITIONS)):
         numbers = ", ".join(map(str, default))
         said = f"so many; may be repeated; default {numbers}"
@@ -93,8 +97,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def plan(options: argparse.Namespace) -> Plan:
     """Fill in what was not given."""
-    quick = options.quick
-    settle_s, window_s, lag_s = (0.2, 0.7, 0.2) if quick else (3.0, 10.0, 2.0)
+    quick, known = options.quick, systems()
+    settle_s, window_s, lag_s = (0.2, 1.0, 0.2) if quick else (3.0, 10.0, 2.0)
     window_s = window_s if options.window is None else options.window
     crashes = (2 if quick else 8) if options.rounds is None else options.rounds
 
@@ -103,6 +107,7 @@ def plan(options: argparse.Namespace) -> Plan:
 
     return Plan(
         only=tuple(options.only or PARTS),
+        systems=tuple(known[name] for name in options.system or list(known)[: 1 if quick else None]),
         followers=numbers("followers", FOLLOWERS, FEW_FOLLOWERS),
         locks=numbers("locks", LOCKS, FEW_LOCKS),
         partitions=numbers("partitions", PARTITIONS, FEW_PARTITIONS),
@@ -110,7 +115,7 @@ def plan(options: argparse.Namespace) -> Plan:
         window_s=window_s,
         systems_s=window_s if quick else LONGER * window_s,
         effort=Effort(window_s, settle_s, crashes, deaths=1 if quick else 3),
-        patience=Patience(settle_s, window_s, lag_s),
+        patience=Patience(settle_s, 0.3 * window_s if quick else window_s, lag_s),
     )
 
 
@@ -119,7 +124,7 @@ def measure(what: Plan) -> tuple[list[Timing | Counts], list[str]]:
     found: list[Timing | Counts] = []
     shown: list[str] = []
     if "systems" in what.only:
-        costs = by_system(systems(), what.settle_s, what.systems_s)
+        costs = by_system(what.systems, what.settle_s, what.systems_s)
         found.append(tables.judged_systems(costs))
         shown.append(tables.show_systems(costs))
     if what.only != ("systems",):

@@ -49,9 +49,10 @@ def _pgelect(acquire: str) -> Callable[[str, str], list[str | Path]]:
     return command
 
 
-def systems() -> list[System]:
-    """Give all that can be started here."""
-    return [
-        System("pgelect, queue", PostgresStore, _pgelect("queue")),
-        System("pgelect, poll", PostgresStore, _pgelect("poll")),
-    ]
+def systems() -> dict[str, System]:
+    """Give all that can be started here, by their names."""
+    found = (
+        System("pgelect-queue", PostgresStore, _pgelect("queue")),
+        System("pgelect-poll", PostgresStore, _pgelect("poll")),
+    )
+    return {system.name: system for system in found}
