@@ -46,8 +46,8 @@ SPARE = 30
 """Sessions of the server beside those measured: ours, those it reserves, and of the dead that it still has."""
 LOCKS_FOR_EACH = "256"
 """The server's max_locks_per_transaction: for each connection, and one may hold 5,000."""
-LONGER = 2
-"""The window of the systems is so many times as long: some do what they do every half a minute."""
+LONGER = 1.5
+"""The window of the systems is so many times as long: some do what they do every five seconds, and some less often."""
 FEW_FOLLOWERS, FEW_LOCKS, FEW_PARTITIONS = (1, 4), (3,), (20,)
 
 
@@ -115,7 +115,7 @@ def plan(options: argparse.Namespace) -> Plan:
         window_s=window_s,
         systems_s=window_s if quick else LONGER * window_s,
         effort=Effort(window_s, settle_s, crashes, deaths=1 if quick else 3),
-        patience=Patience(settle_s, 0.3 * window_s if quick else window_s, lag_s),
+        patience=Patience(settle_s / 2, 0.3 * window_s if quick else window_s, lag_s),
     )
 
 
