@@ -1,6 +1,6 @@
 """What leading and waiting cost, and how that grows.
 
-    python -m benchmarks.cost                        everything, about five minutes
+    python -m benchmarks.cost                        everything, about six minutes
     python -m benchmarks.cost --only followers       one part; may be repeated
     python -m benchmarks.cost --only followers --followers 1 --followers 400
     python -m benchmarks.cost --check                exit with 1 when a target is missed
@@ -115,7 +115,7 @@ def plan(options: argparse.Namespace) -> Plan:
         window_s=window_s,
         systems_s=window_s if quick else LONGER * window_s,
         effort=Effort(window_s, settle_s, crashes, deaths=1 if quick else 3),
-        patience=Patience(settle_s / 2, 0.3 * window_s if quick else window_s, lag_s),
+        patience=Patience(settle_s, 0.3 * window_s if quick else window_s, lag_s),
     )
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 KEY = 9
 _LEADER, _FOLLOWERS = "leader", "followers"
-_MANY, _LONGER = 100, 3
+_MANY, _LONGER = 100, 2
 """With as many followers the window is so many times as long: who looks now and then is to have looked."""
 _BETWEEN_LOOKS_S = 0.05
 
