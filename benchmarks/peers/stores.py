@@ -63,15 +63,20 @@ class PostgresStore:
 class RedisStore:
     """A Redis of its own."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, pid: int) -> None:
         from redis import Redis  # noqa: PLC0415 -- optional
 
         self.port = port
+        self.pid = pid
         self._redis: Any = Redis(host="127.0.0.1", port=port)
 
     def url(self, name: str, port: int) -> str:  # noqa: ARG002 -- a candidate says its name by itself
         """Return a URL."""
         return f"redis://127.0.0.1:{port}/0"
+
+    def version(self) -> str:
+        """Return what it is."""
+        return f"redis {self._redis.info('server')['redis_version']}"
 
     def end_sessions(self, name: str) -> float:
         """Kill its connections."""
@@ -112,7 +117,7 @@ def redis() -> Iterator[RedisStore]:
         command = [program, "--bind", "127.0.0.1", "--port", str(port), "--dir", directory, "--save", ""]
         process = subprocess.Popen([*command, "--appendonly", "no"], stdout=subprocess.DEVNULL)
         try:
-            store = RedisStore(port)
+            store = RedisStore(port, process.pid)
             store.until_ready()
             yield store
             store.close()
