@@ -30,8 +30,8 @@ from benchmarks.cost_followers import Effort, by_followers
 from benchmarks.cost_sizes import Patience, by_locks, by_partitions
 from benchmarks.cost_systems import by_system
 from benchmarks.stores import PostgresStore
-from benchmarks.systems import systems
-from benchmarks.telling import tell, told
+from benchmarks.systems import lacking, systems
+from benchmarks.telling import progress, tell, told
 from benchmarks.usage import Metered
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ def measure(what: Plan) -> tuple[list[Timing | Counts], list[str]]:
     found: list[Timing | Counts] = []
     shown: list[str] = []
     if "systems" in what.only:
+        for name, lacks in lacking().items():
+            progress(f"without {name}: {lacks}")
         costs = by_system(what.systems, what.settle_s, what.systems_s)
         found.append(tables.judged_systems(costs))
         shown.append(tables.show_systems(costs))

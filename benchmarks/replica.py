@@ -24,7 +24,6 @@ async def replica(options: argparse.Namespace) -> None:
         identity=options.name,
         health_interval_s=options.health,
         lease_s=options.lease,
-        acquire=options.acquire,
     )
 
     @lock.on_acquired
@@ -59,7 +58,6 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     parser.add_argument("--health", type=float, required=True)
     parser.add_argument("--lease", type=float, required=True)
-    parser.add_argument("--acquire", choices=("queue", "poll"), default="queue")
     parser.add_argument("--uvloop", action="store_true")
     parser.add_argument("--stages", action="store_true")
     options = parser.parse_args()

@@ -1,11 +1,13 @@
-"""Where leaders are elected: a server, and what only it can tell of itself. So far there is PostgreSQL."""
+"""Where leaders are elected: a server, and what only it can tell of itself."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 from benchmarks.looking import Observer
+from benchmarks.peers import stores as peers
 from pgelect.testing import throwaway_postgres
 
 if TYPE_CHECKING:
@@ -90,3 +92,28 @@ class PostgresStore(Store):
         """Close our session, and end the server."""
         self.observer.close()
         self.server.close()
+
+
+class RedisStore(Store):
+    """A Redis in memory. It keeps no log, and one process serves all."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._redis = self._stack.enter_context(peers.redis())
+        self.host, self.port, self.pid = "127.0.0.1", self._redis.port, self._redis.pid
+        self.version = self._redis.version()
+
+    def address(self, port: int) -> str:
+        """Give the URL."""
+        return self._redis.url("", port)
+
+    def written(self) -> None:
+        """Give nothing."""
+
+    def sessions(self, ports: Sequence[int]) -> list[int]:  # noqa: ARG002 -- of another store
+        """Give none."""
+        return []
+
+    def close(self) -> None:
+        """End it."""
+        self._stack.close()

@@ -15,6 +15,7 @@ from benchmarks.cost_followers import Deaths, Point
 from benchmarks.cost_tables import judged_followers
 from benchmarks.measure import missed
 from benchmarks.meters import Memory
+from benchmarks.systems import lacking, systems
 from benchmarks.usage import Usage
 from tests.support.waiting import eventually_sync, scaled
 
@@ -63,6 +64,27 @@ def test_only_the_asked_system_is_measured(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(written.read_text())["results"]
     assert [one["system"] for one in result["series"]] == ["pgelect-poll"]
+
+
+@pytest.mark.slow
+def test_the_cost_of_every_elector_is_measured(tmp_path: Path) -> None:
+    if lacks := lacking():
+        assert not os.environ.get("PGELECT_TEST_PEERS"), lacks
+        pytest.skip("; ".join(f"{name}: {said}" for name, said in lacks.items()))
+    names = [name for name in systems() if name.endswith("-fast")]
+    written = tmp_path / "found.json"
+    command = [sys.executable, "-m", "benchmarks.cost", "--quick", "--only", "systems", "--json", str(written)]
+    command += [f"--system={name}" for name in names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=scaled(110), check=False)
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(written.read_text())["results"]
+    assert [one["system"] for one in result["series"]] == names
+    for one in result["series"]:
+        has_log = not one["system"].startswith("redis")
+        assert (one["written_alone_per_s"] is not None) is has_log, one["system"]
+        assert (one["second"]["sessions"]["pss"] > 0) is has_log, one["system"]
+        if not one["second_leads"]:  # then it may be that both are busy electing
+            assert one["alone"]["trips_per_s"] > 0, one["system"]
 
 
 def test_an_interrupt_ends_a_whole_fleet() -> None:
