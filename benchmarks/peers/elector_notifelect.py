@@ -31,8 +31,8 @@ SYSTEMS = (
         module=__name__,
         needs=("asyncpg", "notifelect.election_manager"),
         settings=(
-            # An election every 25 s, and an answer of the dead may still count in the next one.
-            Settings("defaults", {}, cycle_s=25.0, window_s=60.0),
+            # An election every 25 s; an answer of the dead may still count in the next one, and leaving takes one more.
+            Settings("defaults", {}, cycle_s=25.0, window_s=80.0),
             Settings("fast", _FAST, cycle_s=2 * EVERY_S, window_s=10.0),
         ),
     ),
