@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pgelect._engine.home import Owned
+from pgelect._postgres.checked import checked_transaction
 from pgelect.errors import NotLeaderError, StaleTokenError
-from pgelect.fencing import check_token
+from pgelect.fencing import check_query, check_token, checking
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from psycopg import AsyncConnection
+    from psycopg import AsyncConnection, BaseConnection
 
     from pgelect._engine.meter import FenceOutcome, Meter
     from pgelect._engine.model import LockKey, LockState, Term
@@ -55,8 +56,8 @@ class Fences(Owned):
             SessionLostError: ``conn`` ended during the check. (Where it ends elsewhere, psycopg's own error says so.)
         """
         term = self._fencing_term()
-        async with conn.transaction():
-            await self._check(conn, term)
+        check = check_query(term.key.key1, term.key.key2, term.token)
+        async with checked_transaction(conn, check, lambda: self._checking(conn, term.token)):
             yield term
 
     async def check_fence(self, conn: AsyncConnection[Any]) -> None:
@@ -67,11 +68,14 @@ class Fences(Owned):
             StaleTokenError: a newer term has begun; roll back.
             SessionLostError: ``conn`` ended during the check.
         """
-        await self._check(conn, self._fencing_term())
-
-    async def _check(self, conn: AsyncConnection[Any], term: Term) -> None:
+        term = self._fencing_term()
         with self._metered_check():
-            await check_token(conn, self.key, term.token)
+            await check_token(conn, term.key, term.token)
+
+    @contextmanager
+    def _checking(self, conn: BaseConnection[Any], token: int) -> Iterator[None]:
+        with self._metered_check(), checking(conn, self.key, token):
+            yield
 
     @contextmanager
     def _metered_check(self) -> Iterator[None]:

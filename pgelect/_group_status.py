@@ -13,7 +13,7 @@ from pgelect._group.state import GroupState
 from pgelect._group_partitions import key_of
 from pgelect._health import Facts, Health, health_of
 from pgelect.errors import NotLeaderError
-from pgelect.fencing import check_token
+from pgelect.fencing import check_token, fenced
 
 if TYPE_CHECKING:
     import asyncio
@@ -140,8 +140,7 @@ class GroupStatus(Owned, Generic[P]):
             SessionLostError: ``conn`` ended during the check.
         """
         term = self._term(partition)
-        async with conn.transaction():
-            await check_token(conn, term.key, term.token)
+        async with fenced(conn, term.key, term.token):
             yield term
 
     async def check_fence(self, conn: AsyncConnection[Any], partition: P) -> None:

@@ -8,13 +8,13 @@ from abc import abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import psycopg
-from psycopg.rows import tuple_row
-
-from pgelect.fencing import check_failed, check_query, refuse_autocommit
+from pgelect._postgres.checked import sync_checked_transaction, sync_send_check
+from pgelect.fencing import check_query, checking, refuse_autocommit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import psycopg
 
     from pgelect._engine import model
     from pgelect._engine.model import LockKey
@@ -38,11 +38,8 @@ def check_token(conn: psycopg.Connection[Any], key: LockKey, token: int) -> None
         PgElectError: the server refused for another reason.
     """
     refuse_autocommit(conn)
-    try:
-        with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
-            cursor.execute(check_query(key.key1, key.key2, token), prepare=False)
-    except psycopg.Error as error:
-        raise check_failed(error, conn, key, token) from error
+    with checking(conn, key, token):
+        sync_send_check(conn, check_query(key.key1, key.key2, token))
 
 
 @contextmanager
@@ -55,8 +52,8 @@ def fenced(conn: psycopg.Connection[Any], key: LockKey, token: int) -> Iterator[
         StaleTokenError: the term is over; nothing was written.
         PgElectError: as ``check_token``.
     """
-    with conn.transaction():
-        check_token(conn, key, token)
+    check = check_query(key.key1, key.key2, token)
+    with sync_checked_transaction(conn, check, lambda: checking(conn, key, token)):
         yield
 
 
@@ -79,8 +76,8 @@ class Fences:
             SessionLostError: ``conn`` ended during the check.
         """
         term = self._own(self._inner._fencing_term())
-        with conn.transaction():
-            self._check(conn, term)
+        check = check_query(term.key.key1, term.key.key2, term.token)
+        with sync_checked_transaction(conn, check, lambda: self._inner._checking(conn, term.token)):
             yield term
 
     def check_fence(self, conn: psycopg.Connection[Any]) -> None:
@@ -91,8 +88,6 @@ class Fences:
             StaleTokenError: a newer term has begun; roll back.
             SessionLostError: ``conn`` ended during the check.
         """
-        self._check(conn, self._own(self._inner._fencing_term()))
-
-    def _check(self, conn: psycopg.Connection[Any], term: Term) -> None:
+        term = self._inner._fencing_term()
         with self._inner._metered_check():
             check_token(conn, term.key, term.token)

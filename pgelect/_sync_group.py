@@ -16,7 +16,7 @@ from pgelect import group as _asynchronous
 from pgelect._engine.duty import is_async
 from pgelect._group_status import P
 from pgelect._handler_threads import HandlerThreads
-from pgelect._sync_fences import check_token
+from pgelect._sync_fences import check_token, fenced
 from pgelect._sync_life import Life, refuse_event
 
 if TYPE_CHECKING:
@@ -244,8 +244,7 @@ class LeaderGroup(Life[_asynchronous.LeaderGroup[P]], Generic[P]):
             SessionLostError: ``conn`` ended during the check.
         """
         term = self._own(self._inner._term(partition))
-        with conn.transaction():
-            check_token(conn, term.key, term.token)
+        with fenced(conn, term.key, term.token):
             yield term
 
     def check_fence(self, conn: psycopg.Connection[Any], partition: P) -> None:

@@ -54,7 +54,7 @@ PARTS: dict[str, set[str]] = {
     "pgelect.metrics": {"pgelect._engine.model", "pgelect._engine.meter"},
     "pgelect._callbacks": {"pgelect._engine.hooks"},
     "pgelect._status": {"pgelect._engine", "pgelect._health", "pgelect.retry"},
-    "pgelect._fences": {"pgelect._engine", "pgelect.errors", "pgelect.fencing"},
+    "pgelect._fences": {"pgelect._engine", "pgelect._postgres.checked", "pgelect.errors", "pgelect.fencing"},
     "pgelect._configuring": {"pgelect._engine", "pgelect._environment", "pgelect.retry"},
     "pgelect._life": {"pgelect._engine", "pgelect.errors"},
     "pgelect.lock": {
@@ -119,7 +119,13 @@ PARTS: dict[str, set[str]] = {
         "pgelect.group",
     },
     "pgelect._sync_status": {"pgelect._engine", "pgelect._health", "pgelect.lock"},
-    "pgelect._sync_fences": {"pgelect._engine.model", "pgelect._sync_term", "pgelect.fencing", "pgelect.lock"},
+    "pgelect._sync_fences": {
+        "pgelect._engine.model",
+        "pgelect._postgres.checked",
+        "pgelect._sync_term",
+        "pgelect.fencing",
+        "pgelect.lock",
+    },
     "pgelect.sync": {
         "pgelect._configuring",
         "pgelect._engine",
