@@ -112,13 +112,14 @@ async def _have_schema(link: Link, role: str, found: list[Any], deadline: Deadli
     """See to the schema; whether this role may write down there who leads, which no election depends on.
 
     ``found``: rights on schema, tables, sequence (None: missing), whether the functions of the fence exist, the right
-    to the functions that announce (None: missing), whether the schema's owner may be acted for, strangers' traces.
+    to the functions that announce (None: missing), whether it is of an earlier version and this role may change all of
+    it, strangers' traces.
     """
-    *rights, functions, announcing, owns, stranger, intruder = found
+    *rights, functions, announcing, upgradable, stranger, intruder = found
     install.check_untouched(stranger, intruder)
     incomplete = None in rights or not functions
     # An earlier version of the schema is enough to lead. Who may not upgrade it does not try at each connection.
-    if incomplete or (announcing is None and owns):
+    if incomplete or upgradable:
 
         async def make(conn: AsyncConnection[Any]) -> None:
             await install.create(conn, wait_ms=5000)

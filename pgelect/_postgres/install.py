@@ -10,6 +10,7 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Identifier, Literal
 
+from pgelect._postgres.schema_version import SEEN
 from pgelect.errors import ConfigurationError, SchemaError
 
 # A pair of its own; "pgel" and "ect1" as bytes. Creation is serialised by the transaction lock of this pair.
@@ -20,7 +21,7 @@ _NEWER = "PGE04"
 _ATTEMPTS = 3
 
 # What the schema consists of. All of it is looked up by name, so that a database of many tables costs nothing.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 RELATIONS = ("schema_version", "token", "token_seq", "closed", "history", "step_down", "leaders")
 ANNOUNCING = ("announce", "report_lost", "asked_to_step_down")  # what a lock calls of version 2, and can do without
 FUNCTIONS = ("check_token", "guard", *ANNOUNCING, "request_step_down")
@@ -72,24 +73,27 @@ _LOOK = SQL(
     "SELECT (SELECT pg_catalog.count(*) FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_class AS c ON {relation} "
     "WHERE n.nspname OPERATOR(pg_catalog.=) 'pgelect') OPERATOR(pg_catalog.=) {relations} "
     "AND (SELECT pg_catalog.count(*) FROM pg_catalog.pg_namespace AS n JOIN pg_catalog.pg_proc AS p ON {function} "
-    "WHERE n.nspname OPERATOR(pg_catalog.=) 'pgelect') OPERATOR(pg_catalog.=) {functions}, "
-    "current_user::pg_catalog.text, {stranger}, {intruder}"
+    "WHERE n.nspname OPERATOR(pg_catalog.=) 'pgelect') OPERATOR(pg_catalog.=) {functions} "
+    "AND (SELECT {seen} FROM pg_catalog.pg_namespace AS n WHERE n.nspname OPERATOR(pg_catalog.=) 'pgelect') "
+    "OPERATOR(pg_catalog.>=) {version}, current_user::pg_catalog.text, {stranger}, {intruder}"
 ).format(
     relation=_RELATION,
     function=_FUNCTION,
     relations=Literal(len(RELATIONS)),
     functions=Literal(len(FUNCTIONS)),
+    seen=SEEN,
+    version=Literal(SCHEMA_VERSION),
     stranger=STRANGER,
     intruder=INTRUDER,
 )
-# The number is only for who may change the schema; for others, what there is tells, as far as this version knows it.
+# The number is only for who may change the schema; for others, the catalogs tell.
 _VERSIONS = SQL(
     "SELECT n.nspname IS NOT NULL, (SELECT pg_catalog.bool_and(pg_catalog.has_table_privilege(c.oid, 'SELECT')) "
     "AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') FROM pg_catalog.pg_class AS c "
     "WHERE c.relnamespace OPERATOR(pg_catalog.=) n.oid AND c.relname OPERATOR(pg_catalog.=) 'schema_version'), "
-    "{stranger} FROM (VALUES (1)) AS one (row) "
+    "{stranger}, {seen} FROM (VALUES (1)) AS one (row) "
     "LEFT JOIN pg_catalog.pg_namespace AS n ON n.nspname OPERATOR(pg_catalog.=) 'pgelect'"
-).format(stranger=STRANGER)
+).format(stranger=STRANGER, seen=SEEN)
 _VERSION = SQL("SELECT pg_catalog.max(v.version) FROM pgelect.schema_version AS v")
 _SERIALISE = SQL("SELECT pg_catalog.pg_advisory_xact_lock({}, {})").format(*map(Literal, _INSTALL_KEYS))
 
@@ -214,7 +218,7 @@ def rewritten_token() -> SchemaError:
 async def version(conn: AsyncConnection[Any]) -> int | None:
     """Read the version of the schema; None when there is none.
 
-    A role that may not read the number is told by the parts that are there: at most SCHEMA_VERSION.
+    A role that may not read the number is told by the schema's comment, and before version 3 by its parts.
 
     Raises:
         SchemaError: it belongs to a stranger.
@@ -224,18 +228,14 @@ async def version(conn: AsyncConnection[Any]) -> int | None:
         await cursor.execute(_VERSIONS)
         row = await cursor.fetchone()
         assert row is not None  # noqa: S101 -- for the type checker: the query gives one row
-        exists, readable, stranger = row
+        exists, readable, stranger, seen = row
         if stranger is not None:
             raise foreign_schema(stranger)
         if readable:
             await cursor.execute(_VERSION)
             (found,) = await cursor.fetchone() or (None,)
             return None if found is None else int(found)
-        if not exists or readable is None:
-            return None
-        await cursor.execute(_LOOK)
-        complete, *_ = await cursor.fetchone() or (False,)
-        return SCHEMA_VERSION if complete else SCHEMA_VERSION - 1
+        return None if not exists or readable is None else int(seen)
 
 
 async def upgrade(conn: AsyncConnection[Any]) -> None:
@@ -262,7 +262,7 @@ def newer_schema(found: int) -> ConfigurationError:
 async def create(conn: AsyncConnection[Any], *, wait_ms: int | None = None) -> None:
     """Create what is missing. Inside an open transaction it becomes part of that; the caller commits.
 
-    Nothing is done where all parts are there, whatever the version.
+    Nothing is done where all parts are there, of this version or a later one.
 
     Args:
         conn: any; the transaction is its own, or a savepoint.
@@ -306,7 +306,8 @@ async def _create(conn: AsyncConnection[Any], wait_ms: int | None) -> None:
             if error.sqlstate != _NO_RIGHT:
                 raise
             raise SchemaError(
-                f"the schema pgelect is missing or incomplete, and the role {role!r} may not create it",
+                f"the schema pgelect is missing, incomplete or of an earlier version, and the role {role!r} may not "
+                "create it",
                 f"{schema_sql()}\n{grants_sql(role)}",
             ) from error
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from psycopg.sql import SQL, Composable, Composed, Literal
 
-from pgelect._postgres.install import ANNOUNCING, INTRUDER, STRANGER
+from pgelect._postgres.install import ANNOUNCING, INTRUDER, SCHEMA_VERSION, STRANGER
+from pgelect._postgres.schema_version import OWNED, SEEN
 
 if TYPE_CHECKING:
     from pgelect._postgres.options import SessionOptions
@@ -154,12 +155,15 @@ FACTS = SQL(
     "(SELECT CASE WHEN count(*) = {count} THEN bool_and(pg_catalog.has_function_privilege(p.oid, 'EXECUTE')) END "
     "FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace "
     "WHERE n.nspname = 'pgelect' AND p.proname IN ({announcing})), "
-    "(SELECT pg_catalog.pg_has_role(n.nspowner, 'USAGE') FROM pg_catalog.pg_namespace AS n "
-    "WHERE n.nspname = 'pgelect'), {stranger}, {intruder}"
+    "(SELECT {seen} < {version} AND {owned} FROM pg_catalog.pg_namespace AS n WHERE n.nspname = 'pgelect'), "
+    "{stranger}, {intruder}"
 ).format(
     slice_ms=_SLICE_MS,
     count=Literal(len(ANNOUNCING)),
     announcing=SQL(", ").join(map(Literal, ANNOUNCING)),
+    seen=SEEN,
+    version=Literal(SCHEMA_VERSION),
+    owned=OWNED,
     stranger=STRANGER,
     intruder=INTRUDER,
 )

@@ -112,11 +112,12 @@ def check_schema(rights: Rights, version: int | None) -> Iterator[Finding]:
             "Upgrade pgelect.",
         )
     elif not whole or (version is not None and version < ours):
+        lost = "what is newer" if whole else "history and step-down on request"
         yield Finding(
             Severity.WARNING,
             "schema",
             f"the schema is of version {version or 'an earlier one'}, and this pgelect of {ours}: locks lead, without "
-            "history and step-down on request",
+            f"{lost}",
             "Run 'pgelect init' as the owner of the schema; leaders may go on meanwhile.",
         )
     elif rights.stranger is None and rights.intruder is None:

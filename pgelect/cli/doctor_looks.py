@@ -213,11 +213,13 @@ async def _tokens(session: Entered, rights: Rights | Unseen) -> Sequence[TokenRo
 
 
 async def _version(session: Entered) -> int | None:
-    """Read the version of the schema. An elector needs no right to that, and its parts tell enough then."""
-    try:
-        return int((await session.ask(queries.VERSION))[0][0])
-    except (PgElectError, TypeError):
-        return None
+    """Read the version of the schema. An elector has no right to the number, and the catalogs tell it, too."""
+    for query in (queries.VERSION, queries.SEEN_VERSION):
+        try:
+            return int((await session.ask(query))[0][0])
+        except (PgElectError, TypeError, IndexError):
+            continue
+    return None
 
 
 async def _timing(session: Entered, options: SessionOptions) -> Timing:

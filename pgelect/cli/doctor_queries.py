@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from psycopg.sql import SQL, Composed, Literal
 
 from pgelect._postgres.install import ANNOUNCING, FUNCTIONS, INTRUDER, RELATIONS, STRANGER
+from pgelect._postgres.schema_version import SEEN
 
 if TYPE_CHECKING:
     from psycopg.sql import Composable
@@ -119,6 +120,7 @@ RIGHTS = SQL(
 )
 
 VERSION = SQL("SELECT pg_catalog.max(v.version) FROM pgelect.schema_version AS v")
+SEEN_VERSION = SQL("SELECT {} FROM pg_catalog.pg_namespace AS n WHERE {}").format(SEEN, _OURS)
 
 # pg_stat_activity hides the kind of other roles' sessions; those of clients are the ones with a database.
 ROOM = SQL(

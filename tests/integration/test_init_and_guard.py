@@ -12,6 +12,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from pgelect import LockKey
+from pgelect._postgres.install import SCHEMA_VERSION
 from tests.support.commands import Said, pgelect
 from tests.support.runs import ROOT
 from tests.support.server import query
@@ -23,25 +24,31 @@ def out(done: Said) -> str:
 
 
 def test_init_creates_the_schema_and_says_so_and_does_nothing_more_the_next_time(database: str) -> None:
-    assert out(pgelect("init", dsn=database)) == "The schema pgelect was created, version 2.\n"
-    assert out(pgelect("init", dsn=database)) == "The schema pgelect is up to date, version 2.\n"
-    assert json.loads(out(pgelect("init", "--json", dsn=database))) == {"version": 2, "previous": 2, "granted": []}
+    assert out(pgelect("init", dsn=database)) == f"The schema pgelect was created, version {SCHEMA_VERSION}.\n"
+    assert out(pgelect("init", dsn=database)) == f"The schema pgelect is up to date, version {SCHEMA_VERSION}.\n"
+    assert json.loads(out(pgelect("init", "--json", dsn=database))) == {
+        "version": SCHEMA_VERSION,
+        "previous": SCHEMA_VERSION,
+        "granted": [],
+    }
 
 
-def test_init_upgrades_the_schema_of_the_version_before(database: str) -> None:
-    query(database, (ROOT / "tests" / "data" / "schema_v1.sql").read_text(encoding="utf-8"))
-    assert out(pgelect("init", dsn=database)) == "The schema pgelect was upgraded from version 1 to version 2.\n"
-    assert out(pgelect("init", dsn=database)) == "The schema pgelect is up to date, version 2.\n"
+@pytest.mark.parametrize("before", range(1, SCHEMA_VERSION))
+def test_init_upgrades_the_schema_of_an_earlier_version(database: str, before: int) -> None:
+    query(database, (ROOT / "tests" / "data" / f"schema_v{before}.sql").read_text(encoding="utf-8"))
+    upgraded = f"The schema pgelect was upgraded from version {before} to version {SCHEMA_VERSION}.\n"
+    assert out(pgelect("init", dsn=database)) == upgraded
+    assert out(pgelect("init", dsn=database)) == f"The schema pgelect is up to date, version {SCHEMA_VERSION}.\n"
 
 
 def test_init_leaves_a_later_version_alone(database: str) -> None:
     out(pgelect("init", dsn=database))
-    query(database, "INSERT INTO pgelect.schema_version (version) VALUES (3)")
+    query(database, f"INSERT INTO pgelect.schema_version (version) VALUES ({SCHEMA_VERSION + 1})")
     done = pgelect("init", dsn=database)
     assert done.code == 4
-    assert "is of version 3" in done.err
+    assert f"is of version {SCHEMA_VERSION + 1}" in done.err
     assert len(done.err.splitlines()) == 1
-    assert query(database, "SELECT max(version) FROM pgelect.schema_version") == [(3,)]
+    assert query(database, "SELECT max(version) FROM pgelect.schema_version") == [(SCHEMA_VERSION + 1,)]
 
 
 def test_init_grants_roles_what_they_need_and_no_more(database: str) -> None:
@@ -79,7 +86,7 @@ def test_init_prints_sql_that_does_the_same_without_a_server(database: str) -> N
     try:
         with psycopg.connect(database) as conn:
             conn.execute(printed.encode())
-        assert out(pgelect("init", dsn=database)) == "The schema pgelect is up to date, version 2.\n"
+        assert out(pgelect("init", dsn=database)) == f"The schema pgelect is up to date, version {SCHEMA_VERSION}.\n"
         assert query(database, f"SELECT has_table_privilege('{role}', 'pgelect.token', 'UPDATE')") == [(True,)]
     finally:
         query(database, f"DROP OWNED BY {role}; DROP ROLE {role}")

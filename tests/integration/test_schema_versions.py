@@ -11,18 +11,21 @@ from psycopg import AsyncConnection
 
 from pgelect import ConfigurationError, LockKey, SchemaError, install, schema_sql
 from pgelect._postgres.install import FUNCTIONS, RELATIONS, SCHEMA_VERSION
-from pgelect.fencing import check_token, guard_table, schema_version
+from pgelect.fencing import check_token, fenced, guard_table, schema_version
 from pgelect.observe import get_history, get_leader, request_step_down
 from tests.support.electors import Elector, one_leads
 from tests.support.locks import token_row
 from tests.support.puppets import Puppet
-from tests.support.roles import Role, Roles
+from tests.support.roles import GRANTS, HAND_OVER, Role, Roles
 from tests.support.server import lock_holders, query
 from tests.support.waiting import eventually
 
 Key = tuple[int, int]
 
-V1 = (Path(__file__).parents[1] / "data" / "schema_v1.sql").read_text(encoding="utf-8")
+DATA = Path(__file__).parents[1] / "data"
+V1, V2 = ((DATA / f"schema_v{version}.sql").read_text(encoding="utf-8") for version in (1, 2))
+ALL = list(range(1, SCHEMA_VERSION + 1))
+LATER = SCHEMA_VERSION + 1
 V1_GRANTS = """
 GRANT USAGE ON SCHEMA pgelect TO app_elector;
 GRANT SELECT, INSERT, UPDATE ON pgelect.token, pgelect.closed TO app_elector;
@@ -33,6 +36,7 @@ PARTS = """
 SELECT relname::text FROM pg_class WHERE relnamespace = 'pgelect'::regnamespace AND relkind IN ('r', 'S', 'v')
 UNION ALL SELECT proname::text FROM pg_proc WHERE pronamespace = 'pgelect'::regnamespace
 """
+BODIES = "SELECT proname::text, md5(prosrc) FROM pg_proc WHERE pronamespace = 'pgelect'::regnamespace ORDER BY 1"
 STATE = """
 SELECT (SELECT jsonb_agg(t) FROM pgelect.token AS t), (SELECT last_value FROM pgelect.token_seq),
     (SELECT jsonb_agg(c) FROM pgelect.closed AS c),
@@ -99,14 +103,14 @@ async def test_an_upgrade_adds_what_is_new_and_changes_nothing_else(old: str, ke
             await a.leads()
         query(old, f"DELETE FROM pgelect.token WHERE key1 = {key[0]}")
         query(old, f"SELECT setval('pgelect.token_seq', {before[0][1]})")
-    assert versions(old) == [1, 2]
+    assert versions(old) == ALL
     assert is_complete(old)
     after = query(old, STATE)
     assert after[0][0] == before[0][0]
     assert after[0][1] == before[0][1]
     assert after[0][3] == before[0][3]
     await install_in(old)
-    assert versions(old) == [1, 2]
+    assert versions(old) == ALL
 
 
 async def test_an_upgrade_that_is_rolled_back_leaves_version_1(here: str) -> None:
@@ -144,7 +148,7 @@ async def test_while_an_upgrade_is_open_leaders_prove_mint_and_write_and_do_not_
             await check_token_in_vain(writer, old_process.key, third - 1)
             old_process.release()
         await upgrading.commit()
-        assert versions(roles.database) == [1, 2]
+        assert versions(roles.database) == ALL
         await a.proved(1)
         assert a.errors == []
         assert query(roles.database, "SELECT token FROM work ORDER BY token") == [(first,), (second,)]
@@ -169,7 +173,7 @@ async def test_an_upgrade_waits_for_no_fenced_transaction_and_the_fence_holds_ac
                 await writer.execute("INSERT INTO work VALUES (1)")
                 async with await AsyncConnection.connect(old, options="-c lock_timeout=5s") as upgrading:
                     await install(upgrading)
-                assert versions(old) == [1, 2]
+                assert versions(old) == ALL
                 puppet.die()
                 await eventually(lambda: lock_holders(old, *key) == [])
                 successor.conn.execute("SET lock_timeout = '100ms'")
@@ -199,20 +203,122 @@ async def test_twenty_first_starts_at_once_on_version_1_all_come_up(old: str, ke
         assert [one for one in results if isinstance(one, BaseException)] == []
         leader = await one_leads(*electors)
         assert (leader.lock.token or 0) > before
-        assert versions(old) == [1, 2]
+        assert versions(old) == ALL
         assert is_complete(old)
         assert [elector.errors for elector in electors] == [[]] * 20
         await eventually(lambda: query(old, "SELECT token FROM pgelect.history") == [(leader.lock.token,)])
 
 
-async def test_the_sql_of_version_1_leaves_version_2_as_it_is(here: str) -> None:
-    """An administrator of the old version runs it again, or an old process is started."""
+async def test_the_sql_of_version_2_is_refused(here: str) -> None:
     await install_in(here)
-    parts = "SELECT proname::text, md5(prosrc) FROM pg_proc WHERE pronamespace = 'pgelect'::regnamespace ORDER BY 1"
-    before = query(here, parts)
+    before = query(here, BODIES)
+    with pytest.raises(psycopg.Error, match="Nothing was changed"):
+        query(here, V2)
+    assert versions(here) == ALL
+    assert query(here, BODIES) == before
+
+
+async def test_the_sql_of_version_1_sets_back_only_how_a_token_is_checked_and_that_holds(here: str, key: Key) -> None:
+    """An administrator of the first version runs it again: it does not look whether there is a later one."""
+    await install_in(here)
+    before = query(here, BODIES)
     query(here, V1)
-    assert versions(here) == [1, 2]
-    assert query(here, parts) == before
+    assert versions(here) == ALL
+    assert [name for name, body in query(here, BODIES) if (name, body) not in before] == ["check_token", "guard"]
+    async with Elector(here, key) as a, await AsyncConnection.connect(here) as writer:
+        token = (await a.leads()).token
+        async with a.lock.fence(writer):
+            pass
+        await check_token_in_vain(writer, a.lock.key, token - 1)
+    query(here, schema_sql())
+    assert query(here, BODIES) == before
+
+
+# The functions alone
+
+
+@pytest.mark.parametrize("how", ["install", "the SQL", "a lock"])
+async def test_an_upgrade_replaces_functions_where_no_part_is_added(any_database: str, key: Key, how: str) -> None:
+    """To look only whether all parts are there would leave them as they are for good."""
+    query(any_database, schema_sql())
+    wanted = query(any_database, BODIES)
+    query(any_database, "DROP SCHEMA pgelect CASCADE")
+    query(any_database, V2)
+    assert is_complete(any_database)
+    assert versions(any_database) == [1, 2]
+    assert query(any_database, BODIES) != wanted
+    if how == "install":
+        await install_in(any_database)
+    elif how == "the SQL":
+        query(any_database, schema_sql())
+    else:
+        async with Elector(any_database, key) as a:
+            await a.leads()
+    assert versions(any_database) == ALL
+    assert query(any_database, BODIES) == wanted
+    async with await AsyncConnection.connect(any_database, autocommit=True) as conn:
+        assert await schema_version(conn) == SCHEMA_VERSION
+
+
+async def test_a_session_that_checked_before_the_upgrade_checks_after_it(here: str, key: Key) -> None:
+    """It has the old functions planned, in transactions that go on over it and in later ones."""
+    query(here, V2)
+    query(here, "CREATE TABLE work (n int)")
+    lock = LockKey(*key)
+    with Puppet(here, lock) as puppet:
+        token = puppet.begin()
+        async with await AsyncConnection.connect(here, autocommit=True) as writer:
+            await guard_table(writer, "work", lock)
+            async with fenced(writer, lock, token):
+                await writer.execute("INSERT INTO work VALUES (1)")
+                await install_in(here)
+                await writer.execute("INSERT INTO work VALUES (2)")
+            async with fenced(writer, lock, token):
+                await writer.execute("INSERT INTO work VALUES (3)")
+            await check_token_in_vain(writer, lock, token + 1)
+            with pytest.raises(psycopg.Error) as unfenced:
+                await writer.execute("INSERT INTO work VALUES (4)")
+            assert unfenced.value.sqlstate == "PGE02"
+    assert query(here, "SELECT n FROM work ORDER BY n") == [(1,), (2,), (3,)]
+
+
+async def test_a_lock_that_may_not_upgrade_version_2_has_all_of_it(roles: Roles, key: Key) -> None:
+    role = roles.make("elector")
+    roles.run(V2)
+    roles.run(GRANTS, app_elector=role.name, app_writer=role.name)
+    async with (
+        Elector(role.dsn, key, lease_s=10.0, health_interval_s=0.2) as a,
+        await AsyncConnection.connect(role.dsn) as writer,
+    ):
+        token = (await a.leads()).token
+        async with a.lock.fence(writer):
+            pass
+        await check_token_in_vain(writer, a.lock.key, token - 1)
+        assert await schema_version(writer) == 2
+        await a.proved(2)
+        assert a.errors == []
+        await eventually(lambda: query(roles.database, "SELECT token FROM pgelect.history") == [(token,)])
+    assert versions(roles.database) == [1, 2]
+    with pytest.raises(SchemaError, match=r"of an earlier version, and the role .* may not"):
+        await install_in(role.dsn)
+
+
+@pytest.mark.parametrize("others", ["FUNCTION pgelect.check_token", "TABLE pgelect.closed", "SCHEMA pgelect"])
+async def test_a_lock_that_owns_only_a_part_leads_and_leaves_the_version_as_it_is(
+    roles: Roles, key: Key, others: str
+) -> None:
+    """It could not upgrade, and that is no reason not to start."""
+    role, admin = roles.make("elector"), roles.make("owner", "SUPERUSER")
+    roles.run(V2)
+    roles.run(GRANTS, app_elector=role.name, app_writer=role.name)
+    roles.run(f"GRANT CREATE ON SCHEMA pgelect TO {role.name}")
+    roles.run(HAND_OVER, app_owner=role.name)
+    roles.run(f"ALTER {others} OWNER TO {admin.name}")
+    roles.run(GRANTS, app_elector=role.name, app_writer=role.name)
+    async with Elector(role.dsn, key) as a:
+        await a.leads()
+        assert a.errors == []
+    assert versions(roles.database) == [1, 2]
 
 
 # Locks without the right to upgrade
@@ -262,34 +368,39 @@ async def test_onlookers_of_version_1_are_told_what_upgrades_it(roles: Roles, ke
 
 async def test_a_later_version_is_refused_by_an_upgrade_and_nothing_is_changed(here: str) -> None:
     await install_in(here)
-    query(here, "INSERT INTO pgelect.schema_version VALUES (3)")
+    query(here, f"INSERT INTO pgelect.schema_version VALUES ({LATER})")
     parts = "SELECT proname::text, xmin::text FROM pg_proc WHERE pronamespace = 'pgelect'::regnamespace ORDER BY 1"
     before = query(here, parts)
     async with await AsyncConnection.connect(here, autocommit=True) as conn:
-        assert await schema_version(conn) == 3
-        with pytest.raises(ConfigurationError, match=r"is of version 3, .* Nothing was changed\. Upgrade pgelect"):
+        assert await schema_version(conn) == LATER
+        with pytest.raises(
+            ConfigurationError, match=rf"is of version {LATER}, .* Nothing was changed\. Upgrade pgelect"
+        ):
             await install(conn)
     with pytest.raises(psycopg.Error) as refused:
         query(here, schema_sql())
     assert (refused.value.sqlstate, "Nothing was changed" in str(refused.value)) == ("PGE04", True)
     query(here, "DROP FUNCTION pgelect.request_step_down")
     async with await AsyncConnection.connect(here, autocommit=True) as conn:
-        with pytest.raises(ConfigurationError, match="is of version 3"):
+        with pytest.raises(ConfigurationError, match=f"is of version {LATER}"):
             await install(conn)
-    assert versions(here) == [1, 2, 3]
+    assert versions(here) == [*ALL, LATER]
     assert [row for row in before if row[0] != "request_step_down"] == query(here, parts)
 
 
 async def test_locks_lead_on_a_later_version_that_has_all_parts(here: str, key: Key) -> None:
     await install_in(here)
-    query(here, "INSERT INTO pgelect.schema_version VALUES (3); ALTER TABLE pgelect.token ADD COLUMN later text")
+    query(
+        here,
+        f"INSERT INTO pgelect.schema_version VALUES ({LATER}); ALTER TABLE pgelect.token ADD COLUMN later text",
+    )
     async with Elector(here, key) as a:
         token = (await a.leads()).token
         record = await get_leader(here, key)
         assert record is not None
         assert (record.token, record.alive) == (token, True)
         assert a.errors == []
-    assert versions(here) == [1, 2, 3]
+    assert versions(here) == [*ALL, LATER]
 
 
 # Which version it is
@@ -310,6 +421,8 @@ async def test_the_version_is_told_to_whoever_asks(roles: Roles) -> None:
     assert await told() == [1, 1]
     roles.run(V1_GRANTS, app_elector=role.name)
     assert await told() == [1, 1]
+    roles.run(V2)
+    assert await told() == [2, 2]
     roles.run(schema_sql())
     assert await told() == [SCHEMA_VERSION, SCHEMA_VERSION]
 

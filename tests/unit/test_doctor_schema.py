@@ -52,6 +52,8 @@ def test_rights_that_an_election_can_do_without_are_told_as_what_is_lost() -> No
 def test_a_schema_of_an_earlier_or_a_later_version_is_a_warning() -> None:
     old = replace(RIGHTS, parts=OF_VERSION_1, announcing=None)
     assert severities(check_schema(old, 1)) == [WARNING]
+    assert "without history" in only(check_schema(old, 1)).said
+    assert "without what is newer" in only(check_schema(RIGHTS, 2)).said
     assert "pgelect init" in only(check_schema(old, None)).remedy
     assert "Upgrade pgelect" in only(check_schema(RIGHTS, install.SCHEMA_VERSION + 1)).remedy
 
