@@ -49,20 +49,20 @@ async def checked_transaction(conn: AsyncConnection[Any], check: bytes, around: 
         return
     autocommit = conn.autocommit
     try:
-        with _rollback_stays_inside():
-            try:
-                with _refusing(conn, _refuse_commit, _refuse_rollback):
-                    if not autocommit:  # else psycopg would send a BEGIN of its own first
-                        await conn.set_autocommit(True)
-                    with around():
-                        await send_check(conn, _BEGIN + check)
-                    yield
-            except BaseException:
-                with suppress(psycopg.Error):  # what came first says more
-                    await conn.rollback()
-                raise
-            _refuse_ended(conn)
-            await conn.commit()
+        with _refusing(conn, _refuse_commit, _refuse_rollback):
+            if not autocommit:  # else psycopg would send a BEGIN of its own first
+                await conn.set_autocommit(True)
+            with around():
+                await send_check(conn, _BEGIN + check)
+            yield
+    except BaseException as error:
+        with suppress(psycopg.Error):  # what came first says more
+            await conn.rollback()
+        if not _stays_inside(error):
+            raise
+    else:
+        _refuse_ended(conn)
+        await conn.commit()
     finally:
         if not autocommit:
             try:
@@ -82,20 +82,20 @@ def sync_checked_transaction(conn: Connection[Any], check: bytes, around: Around
         return
     autocommit = conn.autocommit
     try:
-        with _rollback_stays_inside():
-            try:
-                with _refusing(conn, _sync_refuse_commit, _sync_refuse_rollback):
-                    if not autocommit:
-                        conn.autocommit = True
-                    with around():
-                        sync_send_check(conn, _BEGIN + check)
-                    yield
-            except BaseException:
-                with suppress(psycopg.Error):
-                    conn.rollback()
-                raise
-            _refuse_ended(conn)
-            conn.commit()
+        with _refusing(conn, _sync_refuse_commit, _sync_refuse_rollback):
+            if not autocommit:
+                conn.autocommit = True
+            with around():
+                sync_send_check(conn, _BEGIN + check)
+            yield
+    except BaseException as error:
+        with suppress(psycopg.Error):
+            conn.rollback()
+        if not _stays_inside(error):
+            raise
+    else:
+        _refuse_ended(conn)
+        conn.commit()
     finally:
         if not autocommit:
             try:
@@ -131,13 +131,9 @@ def _begins_plainly(conn: BaseConnection[Any]) -> bool:
     )
 
 
-@contextmanager
-def _rollback_stays_inside() -> Iterator[None]:
-    try:
-        yield
-    except psycopg.Rollback as rollback:
-        if rollback.transaction is not None:  # one that somebody else has opened
-            raise
+def _stays_inside(error: BaseException) -> bool:
+    """Whether it is the exception that only asks for a rollback, and not of a transaction that somebody else opened."""
+    return isinstance(error, psycopg.Rollback) and error.transaction is None
 
 
 @contextmanager
