@@ -6,9 +6,11 @@
 
 The writer is the process that leads, with its connections on one event loop, as a program would have them; the server
 is an embedded PostgreSQL of its own, reached over TCP on this machine. The ways of writing take turns, each for a part
-of a second, so that a noisy machine hurts all alike. 'bare' and the ways after it go through psycopg's transactions;
-the two of plain SQL send BEGIN and COMMIT themselves, and one of them the check together with BEGIN: what a fence costs
-at least. Each way is compared with the bare one of its kind, turn by turn.
+of a second, so that a noisy machine hurts all alike. 'bare' and the ways after it go through the library and psycopg's
+transactions; those of plain SQL send BEGIN and COMMIT themselves. One of them sends the check together with BEGIN: what
+a fence costs at least. One has a mere SELECT in its place that locks the row for share, and one a SELECT that looks at
+nothing: what of that cost is the check's own, what the lock's, and what that of any answer from the server. Each way is
+compared with the bare one of its kind, turn by turn.
 
 Exit status: 0 measured; 1 a target was missed and --check was given; 2 something did not happen at all.
 """
@@ -51,7 +53,8 @@ CREATE UNLOGGED TABLE guarded (id int8 GENERATED ALWAYS AS IDENTITY, text text N
 """
 BARE, PLAIN = "bare", "plain SQL: bare"
 FENCE, CHECK, GUARDED, FOLDED = "lock.fence", "check_token", "guarded table", "plain SQL: check with BEGIN"
-FLOORS = {FENCE: BARE, CHECK: BARE, GUARDED: BARE, FOLDED: PLAIN}
+SHARE, NOTHING = "plain SQL: FOR SHARE with BEGIN", "plain SQL: SELECT 1 with BEGIN"
+FLOORS = {FENCE: BARE, CHECK: BARE, GUARDED: BARE, FOLDED: PLAIN, SHARE: PLAIN, NOTHING: PLAIN}
 
 
 @dataclass(slots=True)
@@ -67,7 +70,10 @@ class Turns:
 def ways(lock: LeaderLock, term: Term) -> dict[str, Write]:
     """Give one transaction of each way of writing."""
     check = f"SELECT pgelect.check_token({term.key.key1}, {term.key.key2}, {term.token})".encode()
-    together = b"BEGIN; " + check
+    share = (
+        "SELECT 1 FROM pgelect.token AS t "
+        f"WHERE t.key1 = {term.key.key1} AND t.key2 = {term.key.key2} AND t.token = {term.token} FOR SHARE"
+    ).encode()
 
     async def bare(conn: Connection) -> None:
         async with conn.transaction():
@@ -91,12 +97,26 @@ def ways(lock: LeaderLock, term: Term) -> dict[str, Write]:
         await conn.execute(_INSERT)
         await conn.execute("COMMIT")
 
-    async def folded(conn: Connection) -> None:
-        await conn.execute(together)
-        await conn.execute(_INSERT)
-        await conn.execute("COMMIT")
+    def folded(first: bytes) -> Write:
+        together = b"BEGIN; " + first
 
-    return {BARE: bare, FENCE: fence, CHECK: check_token, GUARDED: guarded, PLAIN: plain, FOLDED: folded}
+        async def write(conn: Connection) -> None:
+            await conn.execute(together)
+            await conn.execute(_INSERT)
+            await conn.execute("COMMIT")
+
+        return write
+
+    return {
+        BARE: bare,
+        FENCE: fence,
+        CHECK: check_token,
+        GUARDED: guarded,
+        PLAIN: plain,
+        FOLDED: folded(check),
+        SHARE: folded(share),
+        NOTHING: folded(b"SELECT 1"),
+    }
 
 
 async def turn(write: Write, conns: Sequence[Connection], for_s: float) -> list[float]:
@@ -204,12 +224,12 @@ def judged(found: list[Cost]) -> list[Timing | Counts]:
 
 def shown(found: list[Cost]) -> str:
     """Render all that was measured."""
-    head = f"{'connections':>11}  {'one insert':<29}{'a second':>9}{'of bare':>9}{'ms':>8}{'95 %':>8}{'x bare':>8}"
+    head = f"{'connections':>11}  {'one insert':<32}{'a second':>9}{'of bare':>9}{'ms':>8}{'95 %':>8}{'x bare':>8}"
     lines = [head, "-" * len(head)]
     for one in found:
         first = f"{one.connections}" if one.way == BARE else ""
         lines.append(
-            f"{first:>11}  {one.way:<29}{one.per_s:>9.0f}{one.share:>9.2f}"
+            f"{first:>11}  {one.way:<32}{one.per_s:>9.0f}{one.share:>9.2f}"
             f"{one.median_ms:>8.2f}{one.p95_ms:>8.2f}{one.slower:>8.2f}"
         )
     return "\n".join(lines)

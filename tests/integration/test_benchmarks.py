@@ -223,11 +223,11 @@ def test_what_a_fence_costs_is_measured(tmp_path: Path) -> None:
         [*command, "--json", str(written)], cwd=ROOT, capture_output=True, text=True, timeout=scaled(60), check=False
     )
     assert done.returncode == 0, done.stderr
-    for row in ("bare", "lock.fence", "check_token", "guarded table", "plain SQL: check with BEGIN"):
+    for row in ("bare", "lock.fence", "check_token", "guarded table", "check with BEGIN", "FOR SHARE with BEGIN"):
         assert row in done.stdout
     (result,) = json.loads(written.read_text())["results"]
     assert len(result["targets"]) == 2
-    assert [one["connections"] for one in result["costs"]] == [1] * 6 + [16] * 6
+    assert [one["connections"] for one in result["costs"]] == [1] * 8 + [16] * 8
     for one in result["costs"]:
         assert one["transactions"] > 0
         assert 0 < one["median_ms"] <= one["p95_ms"]
