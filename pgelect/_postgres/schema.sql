@@ -80,6 +80,8 @@ CREATE TABLE IF NOT EXISTS pgelect.closed (
 -- would let a stale write commit, and FOR KEY SHARE does not hold off the mint.
 -- So to read `closed` alone would not do: who has read it may commit long after it was written, an older snapshot does
 -- not see it at all, and a crash may undo it. It only keeps newcomers out; the row is what decides.
+-- All of them share one row. Tried: many rows, of which each session shares one. With 16 writers on two cores that
+-- saves 4 of 100, and it does not hold off the mint of an earlier version of the library, which knows one row.
 -- A token counts on the timeline of its minting only: after a promotion, the row of a later term may have been lost.
 -- Every fenced transaction runs it, so what needs no table is an expression, for which no executor is started.
 CREATE OR REPLACE FUNCTION pgelect.check_token(key1 integer, key2 integer, token bigint) RETURNS pg_catalog.void
