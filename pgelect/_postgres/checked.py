@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _BEGIN = b"BEGIN; "
 _BY_HAND = frozenset({"commit", "rollback"})
+_IDLE, _NO_PIPELINE = pq.TransactionStatus.IDLE, pq.PipelineStatus.OFF
 
 
 @asynccontextmanager
@@ -49,12 +50,15 @@ async def checked_transaction(conn: AsyncConnection[Any], check: bytes, around: 
         return
     autocommit = conn.autocommit
     try:
-        with _refusing(conn, _refuse_commit, _refuse_rollback):
+        try:
+            vars(conn).update(commit=_refuse_commit, rollback=_refuse_rollback)
             if not autocommit:  # else psycopg would send a BEGIN of its own first
                 await conn.set_autocommit(True)
             with around():
                 await send_check(conn, _BEGIN + check)
             yield
+        finally:
+            _refuse_no_more(conn)
     except BaseException as error:
         with suppress(psycopg.Error):  # what came first says more
             await conn.rollback()
@@ -82,12 +86,15 @@ def sync_checked_transaction(conn: Connection[Any], check: bytes, around: Around
         return
     autocommit = conn.autocommit
     try:
-        with _refusing(conn, _sync_refuse_commit, _sync_refuse_rollback):
+        try:
+            vars(conn).update(commit=_sync_refuse_commit, rollback=_sync_refuse_rollback)
             if not autocommit:
                 conn.autocommit = True
             with around():
                 sync_send_check(conn, _BEGIN + check)
             yield
+        finally:
+            _refuse_no_more(conn)
     except BaseException as error:
         with suppress(psycopg.Error):
             conn.rollback()
@@ -106,28 +113,28 @@ def sync_checked_transaction(conn: Connection[Any], check: bytes, around: Around
 
 async def send_check(conn: AsyncConnection[Any], query: bytes) -> None:
     """Send it. The cursor is of our making: the connection may have factories of its own."""
-    async with AsyncCursor(conn, row_factory=tuple_row) as cursor:
-        await cursor.execute(query, prepare=False)
+    await AsyncCursor(conn, row_factory=tuple_row).execute(query, prepare=False)
 
 
 def sync_send_check(conn: Connection[Any], query: bytes) -> None:
     """Do the same on a blocking connection."""
-    with Cursor(conn, row_factory=tuple_row) as cursor:
-        cursor.execute(query, prepare=False)
+    Cursor(conn, row_factory=tuple_row).execute(query, prepare=False)
 
 
 def _begins_plainly(conn: BaseConnection[Any]) -> bool:
     """Whether a transaction of this connection begins now, with a mere BEGIN, and in a query of its own."""
-    if conn.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+    pgconn = conn.pgconn
+    if pgconn.transaction_status != _IDLE:
         return False
-    if vars(conn).get("commit") in {_refuse_commit, _sync_refuse_commit}:
-        raise psycopg.ProgrammingError("somebody else is just beginning a fence on this connection")
+    if not _BY_HAND.isdisjoint(vars(conn)):  # ours, or somebody's who watches over this connection
+        if vars(conn).get("commit") in {_refuse_commit, _sync_refuse_commit}:
+            raise psycopg.ProgrammingError("somebody else is just beginning a fence on this connection")
+        return False
     return (
         conn.isolation_level is None
         and conn.read_only is None
         and conn.deferrable is None
-        and _BY_HAND.isdisjoint(vars(conn))
-        and (not capabilities.has_pipeline() or conn.pgconn.pipeline_status == pq.PipelineStatus.OFF)
+        and (not capabilities.has_pipeline() or pgconn.pipeline_status == _NO_PIPELINE)
     )
 
 
@@ -136,20 +143,15 @@ def _stays_inside(error: BaseException) -> bool:
     return isinstance(error, psycopg.Rollback) and error.transaction is None
 
 
-@contextmanager
-def _refusing(conn: BaseConnection[Any], commit: Callable[[], Any], rollback: Callable[[], Any]) -> Iterator[None]:
-    """Put these before the methods of this one connection, as psycopg refuses them inside its own transactions."""
-    vars(conn).update(commit=commit, rollback=rollback)
-    try:
-        yield
-    finally:
-        for name in _BY_HAND:
-            vars(conn).pop(name, None)
+def _refuse_no_more(conn: BaseConnection[Any]) -> None:
+    """Take off what stood before the methods of this one connection, which psycopg refuses in its transactions, too."""
+    for name in _BY_HAND:
+        vars(conn).pop(name, None)
 
 
 def _refuse_ended(conn: BaseConnection[Any]) -> None:
     """Raise where a COMMIT or ROLLBACK was sent as a statement: it is too late then, but it is said."""
-    if conn.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+    if conn.pgconn.transaction_status == _IDLE:
         raise psycopg.ProgrammingError(
             "the transaction of a fence was ended inside the block: what came after that was not fenced"
         )
