@@ -268,16 +268,23 @@ WITH here AS MATERIALIZED (
     SELECT d.oid, d.datname, pg_catalog.pg_is_in_recovery() AS standby FROM pg_catalog.pg_database AS d
     WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
 ), locks AS MATERIALIZED (
-    SELECT l.classid::pg_catalog.int8 AS classid, l.objid::pg_catalog.int8 AS objid, l.pid, l.granted
+    SELECT l.classid::pg_catalog.int8 AS classid, l.objid::pg_catalog.int8 AS objid, l.pid, l.granted, l.objsubid
     FROM pg_catalog.pg_locks AS l JOIN here ON l.database OPERATOR(pg_catalog.=) here.oid
-    WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.objsubid OPERATOR(pg_catalog.=) 2
-    AND l.mode OPERATOR(pg_catalog.=) 'ExclusiveLock'
+    WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND (
+        l.objsubid OPERATOR(pg_catalog.=) 2 AND l.mode OPERATOR(pg_catalog.=) 'ExclusiveLock'
+        OR l.objsubid OPERATOR(pg_catalog.=) 1 AND l.mode OPERATOR(pg_catalog.=) 'ShareLock')
 ), holders AS MATERIALIZED (
     SELECT l.classid, l.objid, l.pid, a.backend_start, a.client_addr, a.application_name, a.state_change
-    FROM locks AS l LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid OPERATOR(pg_catalog.=) l.pid WHERE l.granted
+    FROM locks AS l LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid OPERATOR(pg_catalog.=) l.pid
+    WHERE l.granted AND l.objsubid OPERATOR(pg_catalog.=) 2
 ), waiting AS MATERIALIZED (
-    SELECT l.classid, l.objid, pg_catalog.count(*) AS followers FROM locks AS l WHERE NOT l.granted
-    GROUP BY l.classid, l.objid
+    SELECT w.classid, w.objid, pg_catalog.count(*) AS followers FROM (
+        SELECT l.classid, l.objid FROM locks AS l WHERE NOT l.granted
+        UNION ALL
+        -- Who stands aside holds a lock of this key, which is made of that of the lock.
+        SELECT l.classid OPERATOR(pg_catalog.#) 4175984606, l.objid OPERATOR(pg_catalog.#) 3043954274
+        FROM locks AS l WHERE l.granted AND l.objsubid OPERATOR(pg_catalog.=) 1
+    ) AS w GROUP BY w.classid, w.objid
 ), keyed AS (
     SELECT t.*, t.key1::pg_catalog.int8 OPERATOR(pg_catalog.&) 4294967295 AS classid,
         t.key2::pg_catalog.int8 OPERATOR(pg_catalog.&) 4294967295 AS objid
@@ -303,7 +310,7 @@ REVOKE ALL ON ALL ROUTINES IN SCHEMA pgelect FROM PUBLIC;
 REVOKE ALL ON TYPE pgelect.schema_version, pgelect.token, pgelect.closed, pgelect.history, pgelect.step_down,
     pgelect.leaders FROM PUBLIC;
 
--- Version 3: check_token and guard cost less. It adds no part, so it is the comment that tells it from version 2; who
+-- Version 3: check_token and guard cost less, and who stands aside is a follower. It adds no part, so it is the comment that tells it from version 2; who
 -- may not read the table below looks at that, too.
 COMMENT ON SCHEMA pgelect IS 'The schema of pgelect, version {version}.';
 INSERT INTO pgelect.schema_version (version) SELECT pg_catalog.generate_series(1, {version}) ON CONFLICT DO NOTHING;

@@ -1,13 +1,13 @@
 """Many followers of one lock: some wait in the server's queue, the others stand aside, are counted, and come back."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest_asyncio
 from psycopg import AsyncConnection
 
-from pgelect import LeaderLock
+from pgelect import LeaderLock, get_leader
 from pgelect._engine.crowd import PLACES
 from pgelect._postgres.campaign_sql import aside_halves
 from tests.support.server import query
@@ -106,3 +106,14 @@ async def test_a_stranger_who_has_the_lock_of_those_aside_only_makes_them_wait(d
 
             await eventually(all_wait, message="the followers wait though nobody can stand aside")
         await crowd.settles(NUMBER)
+
+
+async def test_onlookers_and_the_leader_count_those_aside_among_the_followers(crowd: Crowd, database: str) -> None:
+    await crowd.settles(NUMBER)
+
+    async def all_are_seen() -> bool:  # but for one that is between two slices
+        seen = await get_leader(database, "crowded")
+        return seen is not None and seen.followers == NUMBER - 1
+
+    check: Callable[[], bool | Awaitable[bool]] = all_are_seen
+    await eventually(check, message=f"{NUMBER - 1} followers are seen")
