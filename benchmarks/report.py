@@ -5,7 +5,8 @@
     python -m benchmarks.report --run fence         only this one; may be repeated
 
 Each run leaves its JSON in benchmarks/results, and the page is made of that and of nothing else: it says of each run
-what was called, where, and with which versions. The plots need matplotlib, which is part of the extra "bench".
+what was called, where, and with which versions. Its summary goes into the README as well. The plots need matplotlib,
+which is part of the extra "bench".
 
 Exit status: 0 rendered; 1 something is missing to render it; otherwise that of the benchmark that failed.
 """
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report_page import page
+from benchmarks.report_page import page, refreshed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,15 +42,16 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the page is, and the directory of the JSON and the plots beside it."""
+    """Where the page is, the directory of the JSON and the plots beside it, and the README that shows the summary."""
 
     page: Path
     results: Path
+    readme: Path
 
     @classmethod
     def of(cls, directory: Path) -> Place:
         """Give the places in that directory."""
-        return cls(directory / "RESULTS.md", directory / "results")
+        return cls(directory / "RESULTS.md", directory / "results", directory.parent / "README.md")
 
 
 def run(names: Sequence[str], place: Place, *, quick: bool) -> int:
@@ -81,7 +83,10 @@ def render(place: Place) -> int:
         print(f"there is no run in {place.results}: python -m benchmarks.report --run {ALL}", file=sys.stderr)
         return 1
     plots = report_plots.draw(found, place.results)
-    place.page.write_text(page(found, plots), encoding="utf-8")
+    text = page(found, plots)
+    place.page.write_text(text, encoding="utf-8")
+    if place.readme.exists():
+        place.readme.write_text(refreshed(place.readme.read_text(encoding="utf-8"), text), encoding="utf-8")
     print(f"{place.page}: {', '.join(found)}; plots: {', '.join(plots) or 'none'}")
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -72,6 +73,13 @@ def summary(run: Run) -> Iterator[str]:
         cells = [_shown(rows.get((system, scenario)), "times") for scenario in _SCENARIOS]
         cells += [_shown(rows.get((system, scenario)), "overlap", unit=" ms") for scenario in ("stopped", "frozen")]
         yield f"| {' | '.join([system, *cells])} |"
+
+
+def refreshed(readme: str, results: str) -> str:
+    """Put the summary of a page into a README, between its markers; without both in both, the README stays as it is."""
+    marks = re.compile(f"{SUMMARY_BEGINS}.*{SUMMARY_ENDS}", re.DOTALL)
+    found = marks.search(results)
+    return readme if found is None else marks.sub(lambda _: found[0], readme)
 
 
 def _shown(one: Run | None, what: str, unit: str = "") -> str:

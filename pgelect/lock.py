@@ -206,8 +206,9 @@ class LeaderLock(Life[Runner], Status, Callbacks, Fences, Configured):
 
         Args:
             drain_timeout_s: how long to wait for the duty; None: the lock's own setting.
-            cooldown_s: how long to stay out afterwards. None: long enough for those who wait to have their turn (1 s
-                with the queue, two polls otherwise).
+            cooldown_s: how long to stay out afterwards. None: long enough for those who wait to have their turn: 1 s
+                with the queue. With polling, twice the first delay of the retry strategy; where delays grow, others may
+                pause for longer than that, so give the longest.
 
         Returns:
             True when leadership was given up, also by a call at the same time. False when there was none; nothing is
