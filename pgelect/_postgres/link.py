@@ -261,13 +261,17 @@ async def _listen(conn: AsyncConnection[Any], for_s: float, deaf_s: float) -> bo
     already, and whenever the socket has something to read.
     """
     heard, begun = False, time.monotonic()
-    while (left_s := begun + (deaf_s if heard else for_s) - time.monotonic()) > 0:
-        async with aclosing(conn.notifies(timeout=min(left_s, _DRIVER_S), stop_after=1)) as notes:
+
+    def left_s() -> float:
+        return max(0.0, begun + (deaf_s if heard else for_s) - time.monotonic())
+
+    while True:
+        async with aclosing(conn.notifies(timeout=min(left_s(), _DRIVER_S), stop_after=1)) as notes:
             async for _ in notes:
                 heard = True
-        if (left_s := begun + (deaf_s if heard else for_s) - time.monotonic()) > 0:
-            await _readable(conn.fileno(), left_s)
-    return heard
+        if not left_s():
+            return heard
+        await _readable(conn.fileno(), left_s())
 
 
 async def _readable(fd: int, within_s: float) -> None:

@@ -175,7 +175,7 @@ def test_a_missed_target_is_seen() -> None:
     def judged(crashes: Crashes, stop: Stopped, state: Steady) -> list[Timing | Counts]:
         return [*targets.crash(crashes), targets.stopped([stop], 3.0), targets.steady(state)]
 
-    kept = judged(Crashes([0.002], [0.001], [0.007]), Stopped(2.5, False, "leader"), QUIET)
+    kept = judged(Crashes([0.002], [0.001], [0.005]), Stopped(2.5, False, "leader"), QUIET)
     assert missed(kept) == 0
     assert "NO" not in table(kept)
 

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from pgelect import LockState, SessionLostError
-from pgelect._postgres import sql
+from pgelect._postgres import campaign_sql, sql
 from tests.support.electors import Elector
 from tests.support.locks import another_leads, leading, no_tasks_but
 from tests.support.proxy import BreakableProxy
@@ -35,14 +35,15 @@ class Silence:
 
     def after(self, statement: str) -> None:
         """Choose the statement, by the name of what renders it."""
-        render = getattr(sql, statement)
+        module = campaign_sql if hasattr(campaign_sql, statement) else sql
+        render = getattr(module, statement)
 
         def render_and_freeze(*args: Any, **kwargs: Any) -> Any:
-            self._patch.setattr(sql, statement, render)
+            self._patch.setattr(module, statement, render)
             self.proxy.freeze("down")
             return render(*args, **kwargs)
 
-        self._patch.setattr(sql, statement, render_and_freeze)
+        self._patch.setattr(module, statement, render_and_freeze)
 
 
 @pytest.fixture
