@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 RUNS: dict[str, tuple[str, ...]] = {
     "peers": ("benchmarks.failover", "--peers", "all"),
     "failover": ("benchmarks.failover", "--profile"),
-    "cost": ("benchmarks.cost",),
+    "cost": ("benchmarks.cost", "--rounds", "20"),
     "fence": ("benchmarks.fence",),
     "startup": ("benchmarks.startup",),
     "group": ("benchmarks.group",),

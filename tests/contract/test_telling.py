@@ -156,6 +156,18 @@ async def test_a_call_without_a_request_says_nothing(election: Election) -> None
     assert (await session.prove(WITHIN_S)).held
 
 
+async def test_a_watch_of_no_time_hears_what_came_before(election: Election) -> None:
+    """Members of a group look so, between other questions."""
+    session, _ = await announced(election)
+    assert await session.watch(0.0) is False
+    await election.call()
+
+    async def heard() -> bool:
+        return await session.watch(0.0)
+
+    await soon(heard, "the call is heard")
+
+
 async def test_a_session_that_has_announced_nothing_hears_no_call(election: Election) -> None:
     session, _ = await election.leading()
     await election.call()
