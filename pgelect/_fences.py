@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+from typing_extensions import override
+
 from pgelect._engine.home import Owned
-from pgelect._postgres.checked import checked_transaction
+from pgelect._postgres.checked import CheckedTransaction
 from pgelect.errors import NotLeaderError, StaleTokenError
-from pgelect.fencing import check_query, check_token, checking
+from pgelect.fencing import check_failed, check_query, check_token
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
 
     from psycopg import AsyncConnection, BaseConnection
 
@@ -43,8 +47,7 @@ class Fences(Owned):
     def term(self) -> Term | None:
         """The present term."""
 
-    @asynccontextmanager
-    async def fence(self, conn: AsyncConnection[Any]) -> AsyncIterator[Term]:
+    def fence(self, conn: AsyncConnection[Any]) -> AbstractAsyncContextManager[Term, bool | None]:
         """Open a transaction on ``conn`` (a savepoint inside an open one) that commits only under this term's token.
 
         From here to the end of the transaction no newer term can begin. The token is bound to the transaction, so that
@@ -55,10 +58,7 @@ class Fences(Owned):
             StaleTokenError: a newer term has begun; the transaction is rolled back.
             SessionLostError: ``conn`` ended during the check. (Where it ends elsewhere, psycopg's own error says so.)
         """
-        term = self._fencing_term()
-        check = check_query(term.key.key1, term.key.key2, term.token)
-        async with checked_transaction(conn, check, lambda: self._checking(conn, term.token)):
-            yield term
+        return _Fence(self, conn)
 
     async def check_fence(self, conn: AsyncConnection[Any]) -> None:
         """Check this term's token in the open transaction of ``conn``, and bind it to that transaction.
@@ -72,10 +72,20 @@ class Fences(Owned):
         with self._metered_check():
             await check_token(conn, term.key, term.token)
 
-    @contextmanager
-    def _checking(self, conn: BaseConnection[Any], token: int) -> Iterator[None]:
-        with self._metered_check(), checking(conn, self.key, token):
-            yield
+    def _answered(self, conn: BaseConnection[Any], term: Term) -> Callable[[BaseException | None], None]:
+        """Make what hears of the answer to a check that is sent now: it is metered, and its error mapped."""
+        began_at = time.monotonic()
+
+        def answered(error: BaseException | None) -> None:
+            told = error
+            if isinstance(error, psycopg.Error):
+                told = check_failed(error, conn, term.key, term.token)
+            outcome: FenceOutcome = "ok" if told is None else "stale" if isinstance(told, StaleTokenError) else "failed"
+            self._meter.tell(lambda to: to.fence_check(time.monotonic() - began_at, outcome))
+            if told is not None and told is not error:
+                raise told from error
+
+        return answered
 
     @contextmanager
     def _metered_check(self) -> Iterator[None]:
@@ -98,3 +108,28 @@ class Fences(Owned):
         if term is None:
             raise NotLeaderError(self.key, self.state)
         return term
+
+
+class _Fence(AbstractAsyncContextManager["Term", "bool | None"]):
+    """One fenced transaction."""
+
+    def __init__(self, fences: Fences, conn: AsyncConnection[Any]) -> None:
+        self._fences = fences
+        self._conn = conn
+        self._transaction: CheckedTransaction | None = None
+
+    @override
+    async def __aenter__(self) -> Term:
+        term = self._fences._fencing_term()  # noqa: SLF001 -- the two are one
+        check = check_query(term.key.key1, term.key.key2, term.token)
+        answered = self._fences._answered(self._conn, term)  # noqa: SLF001 -- the two are one
+        self._transaction = CheckedTransaction(self._conn, check, answered)
+        await self._transaction.__aenter__()
+        return term
+
+    @override
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._transaction is not None  # noqa: S101 -- for the type checker: it was entered
+        return await self._transaction.__aexit__(kind, error, trace)

@@ -8,13 +8,13 @@ from abc import abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+
 from pgelect._postgres.checked import sync_checked_transaction, sync_send_check
-from pgelect.fencing import check_query, checking, refuse_autocommit
+from pgelect.fencing import check_answered, check_failed, check_query, refuse_autocommit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import psycopg
 
     from pgelect._engine import model
     from pgelect._engine.model import LockKey
@@ -38,8 +38,10 @@ def check_token(conn: psycopg.Connection[Any], key: LockKey, token: int) -> None
         PgElectError: the server refused for another reason.
     """
     refuse_autocommit(conn)
-    with checking(conn, key, token):
+    try:
         sync_send_check(conn, check_query(key.key1, key.key2, token))
+    except psycopg.Error as error:
+        raise check_failed(error, conn, key, token) from error
 
 
 @contextmanager
@@ -53,7 +55,7 @@ def fenced(conn: psycopg.Connection[Any], key: LockKey, token: int) -> Iterator[
         PgElectError: as ``check_token``.
     """
     check = check_query(key.key1, key.key2, token)
-    with sync_checked_transaction(conn, check, lambda: checking(conn, key, token)):
+    with sync_checked_transaction(conn, check, check_answered(conn, key, token)):
         yield
 
 
@@ -75,10 +77,10 @@ class Fences:
             StaleTokenError: a newer term has begun; the transaction is rolled back.
             SessionLostError: ``conn`` ended during the check.
         """
-        term = self._own(self._inner._fencing_term())
+        term = self._inner._fencing_term()
         check = check_query(term.key.key1, term.key.key2, term.token)
-        with sync_checked_transaction(conn, check, lambda: self._inner._checking(conn, term.token)):
-            yield term
+        with sync_checked_transaction(conn, check, self._inner._answered(conn, term)):
+            yield self._own(term)
 
     def check_fence(self, conn: psycopg.Connection[Any]) -> None:
         """Check this term's token in the open transaction of ``conn``, and bind it to that transaction.

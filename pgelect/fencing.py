@@ -7,7 +7,7 @@ class or search_path.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,13 @@ from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Identifier, Literal
 
 from pgelect._postgres import install as _install
-from pgelect._postgres.checked import checked_transaction, send_check
+from pgelect._postgres.checked import CheckedTransaction, send_check
 from pgelect._postgres.errors import mapped
 from pgelect._postgres.install import schema_sql
 from pgelect.errors import ConfigurationError, PgElectError, SchemaError, StaleTokenError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable
 
     from psycopg import BaseConnection
     from psycopg.sql import Composable
@@ -93,8 +93,10 @@ async def check_token(conn: AsyncConnection[Any], key: LockKey, token: int) -> N
         PgElectError: the server refused for another reason.
     """
     refuse_autocommit(conn)
-    with checking(conn, key, token):
+    try:
         await send_check(conn, check_query(key.key1, key.key2, token))
+    except psycopg.Error as error:
+        raise check_failed(error, conn, key, token) from error
 
 
 def refuse_autocommit(conn: BaseConnection[Any]) -> None:
@@ -115,15 +117,21 @@ def check_query(key1: int, key2: int, token: int) -> bytes:
     ).encode()
 
 
-@contextmanager
-def checking(conn: BaseConnection[Any], key: LockKey, token: int) -> Iterator[None]:
-    """Map the driver's errors of a check."""
-    try:
-        yield
-    except psycopg.Error as error:
-        if error.sqlstate in {_STALE, _SERIALIZATION_FAILURE}:
-            raise StaleTokenError(key, token) from error
-        raise _explained(error, conn, "checking a fencing token") from error
+def check_failed(error: psycopg.Error, conn: BaseConnection[Any], key: LockKey, token: int) -> PgElectError:
+    """Map the driver's error of a check."""
+    if error.sqlstate in {_STALE, _SERIALIZATION_FAILURE}:
+        return StaleTokenError(key, token)
+    return _explained(error, conn, "checking a fencing token")
+
+
+def check_answered(conn: BaseConnection[Any], key: LockKey, token: int) -> Callable[[BaseException | None], None]:
+    """Make what raises the error of a check in place of the driver's."""
+
+    def answered(error: BaseException | None) -> None:
+        if isinstance(error, psycopg.Error):
+            raise check_failed(error, conn, key, token) from error
+
+    return answered
 
 
 @asynccontextmanager
@@ -137,7 +145,7 @@ async def fenced(conn: AsyncConnection[Any], key: LockKey, token: int) -> AsyncI
         PgElectError: as ``check_token``.
     """
     check = check_query(key.key1, key.key2, token)
-    async with checked_transaction(conn, check, lambda: checking(conn, key, token)):
+    async with CheckedTransaction(conn, check, check_answered(conn, key, token)):
         yield
 
 

@@ -13,7 +13,7 @@ A connection that begins transactions by itself is in autocommit mode for the ti
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -21,77 +21,107 @@ from psycopg import AsyncCursor, Cursor, capabilities, pq
 from psycopg.rows import tuple_row
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
 
     from psycopg import AsyncConnection, BaseConnection, Connection
 
-    Around = Callable[[], AbstractContextManager[None]]
+    Answered = Callable[[BaseException | None], None]
 
 _BEGIN = b"BEGIN; "
-_BY_HAND = frozenset({"commit", "rollback"})
+_BY_HAND = ("commit", "rollback")
 _IDLE, _NO_PIPELINE = pq.TransactionStatus.IDLE, pq.PipelineStatus.OFF
 
 
-@asynccontextmanager
-async def checked_transaction(conn: AsyncConnection[Any], check: bytes, around: Around) -> AsyncIterator[None]:
-    """Open a transaction, or a savepoint in an open one, of which this is the first statement.
+class CheckedTransaction:
+    """Opens a transaction, or a savepoint in an open one, of which the check is the first statement.
+
+    A class, since it is in the way of every fenced write: a generator and a context manager each cost about as much as
+    all that is done here.
 
     Args:
         conn: any.
         check: a query without parameters, which fails where the transaction must not go on.
-        around: makes what is around the sending of it, to map errors.
+        answered: told of its error, for which it may raise another one, or None.
     """
-    if not _begins_plainly(conn):
-        async with conn.transaction():
-            with around():
-                await send_check(conn, check)
-            yield
-        return
-    autocommit = conn.autocommit
-    try:
-        try:
-            vars(conn).update(commit=_refuse_commit, rollback=_refuse_rollback)
-            if not autocommit:  # else psycopg would send a BEGIN of its own first
-                await conn.set_autocommit(True)
-            with around():
-                await send_check(conn, _BEGIN + check)
-            yield
-        finally:
-            _refuse_no_more(conn)
-    except BaseException as error:
-        with suppress(psycopg.Error):  # what came first says more
-            await conn.rollback()
-        if not _stays_inside(error):
-            raise
-    else:
-        _refuse_ended(conn)
-        await conn.commit()
-    finally:
-        if not autocommit:
+
+    __slots__ = ("_answered", "_autocommit", "_check", "_conn", "_inner")
+
+    def __init__(self, conn: AsyncConnection[Any], check: bytes, answered: Answered) -> None:
+        self._conn = conn
+        self._check = check
+        self._answered = answered
+        self._autocommit = True
+        self._inner: AbstractAsyncContextManager[Any] | None = None  # psycopg's, where it opens the transaction
+
+    async def __aenter__(self) -> None:
+        conn = self._conn
+        if not _begins_plainly(conn):
+            self._inner = conn.transaction()
+            await self._inner.__aenter__()
             try:
-                await conn.set_autocommit(False)
-            except psycopg.Error:  # nobody knows how it stands: it must not be used for anything else
-                await conn.close()
+                await self._send(self._check)
+            except BaseException as error:
+                await self._inner.__aexit__(type(error), error, error.__traceback__)
+                raise
+            return
+        self._autocommit = conn.autocommit
+        try:
+            _refuse(conn, _refuse_commit, _refuse_rollback)
+            if not self._autocommit:  # else psycopg would send a BEGIN of its own first
+                await conn.set_autocommit(True)
+            await self._send(_BEGIN + self._check)
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        if self._inner is not None:
+            return await self._inner.__aexit__(kind, error, trace)
+        conn = self._conn
+        _refuse_no_more(conn)
+        try:
+            if error is None:
+                _refuse_ended(conn)
+                await conn.commit()
+                return None
+            with suppress(psycopg.Error):  # what came first says more
+                await conn.rollback()
+            return _stays_inside(error)
+        finally:
+            if not self._autocommit:
+                try:
+                    await conn.set_autocommit(False)
+                except psycopg.Error:  # nobody knows how it stands: it must not be used for anything else
+                    await conn.close()
+
+    async def _send(self, query: bytes) -> None:
+        try:
+            await send_check(self._conn, query)
+        except BaseException as error:
+            self._answered(error)
+            raise
+        self._answered(None)
 
 
 @contextmanager
-def sync_checked_transaction(conn: Connection[Any], check: bytes, around: Around) -> Iterator[None]:
+def sync_checked_transaction(conn: Connection[Any], check: bytes, answered: Answered) -> Iterator[None]:
     """Do the same on a blocking connection."""
     if not _begins_plainly(conn):
         with conn.transaction():
-            with around():
-                sync_send_check(conn, check)
+            _sync_send(conn, check, answered)
             yield
         return
     autocommit = conn.autocommit
     try:
         try:
-            vars(conn).update(commit=_sync_refuse_commit, rollback=_sync_refuse_rollback)
+            _refuse(conn, _sync_refuse_commit, _sync_refuse_rollback)
             if not autocommit:
                 conn.autocommit = True
-            with around():
-                sync_send_check(conn, _BEGIN + check)
+            _sync_send(conn, _BEGIN + check, answered)
             yield
         finally:
             _refuse_no_more(conn)
@@ -111,6 +141,15 @@ def sync_checked_transaction(conn: Connection[Any], check: bytes, around: Around
                 conn.close()
 
 
+def _sync_send(conn: Connection[Any], query: bytes, answered: Answered) -> None:
+    try:
+        sync_send_check(conn, query)
+    except BaseException as error:
+        answered(error)
+        raise
+    answered(None)
+
+
 async def send_check(conn: AsyncConnection[Any], query: bytes) -> None:
     """Send it. The cursor is of our making: the connection may have factories of its own."""
     await AsyncCursor(conn, row_factory=tuple_row).execute(query, prepare=False)
@@ -123,13 +162,15 @@ def sync_send_check(conn: Connection[Any], query: bytes) -> None:
 
 def _begins_plainly(conn: BaseConnection[Any]) -> bool:
     """Whether a transaction of this connection begins now, with a mere BEGIN, and in a query of its own."""
-    pgconn = conn.pgconn
+    pgconn, kind = conn.pgconn, type(conn)
     if pgconn.transaction_status != _IDLE:
         return False
-    if not _BY_HAND.isdisjoint(vars(conn)):  # ours, or somebody's who watches over this connection
-        if vars(conn).get("commit") in {_refuse_commit, _sync_refuse_commit}:
-            raise psycopg.ProgrammingError("somebody else is just beginning a fence on this connection")
-        return False
+    for name in _BY_HAND:
+        method = getattr(conn, name)
+        if getattr(method, "__func__", None) is not getattr(kind, name):  # somebody's who watches over this connection
+            if method in _REFUSING:
+                raise psycopg.ProgrammingError("somebody else is just beginning a fence on this connection")
+            return False
     return (
         conn.isolation_level is None
         and conn.read_only is None
@@ -143,10 +184,19 @@ def _stays_inside(error: BaseException) -> bool:
     return isinstance(error, psycopg.Rollback) and error.transaction is None
 
 
+def _refuse(conn: BaseConnection[Any], *refusing: Callable[[], Any]) -> None:
+    """Put these before the methods of this one connection, which psycopg refuses in its transactions, too.
+
+    One by one: to touch the dictionary of an object makes Python slower with all its attributes from then on.
+    """
+    for name, refuse in zip(_BY_HAND, refusing, strict=True):
+        setattr(conn, name, refuse)
+
+
 def _refuse_no_more(conn: BaseConnection[Any]) -> None:
-    """Take off what stood before the methods of this one connection, which psycopg refuses in its transactions, too."""
+    """Take that off again."""
     for name in _BY_HAND:
-        vars(conn).pop(name, None)
+        delattr(conn, name)
 
 
 def _refuse_ended(conn: BaseConnection[Any]) -> None:
@@ -178,3 +228,6 @@ def _sync_refuse_commit() -> None:
 
 def _sync_refuse_rollback() -> None:
     raise _by_hand("rollback")
+
+
+_REFUSING = frozenset({_refuse_commit, _refuse_rollback, _sync_refuse_commit, _sync_refuse_rollback})
