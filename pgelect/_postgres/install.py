@@ -156,7 +156,7 @@ def writer_grants_sql(role: str) -> str:
 
 
 # All that a lock calls of them, first creation included.
-_ADVISORY = (
+ADVISORY = (
     "pg_try_advisory_lock(integer, integer)",
     "pg_advisory_xact_lock(integer, integer)",
     "pg_advisory_unlock(integer, integer)",
@@ -169,7 +169,7 @@ _ADVISORY = (
 def lock_grants_sql(role: str) -> str:
     """Give the SQL that lets a role lock in a database where an administrator took that right from PUBLIC."""
     name = Identifier(role).as_string(None)
-    return "\n".join(f"GRANT EXECUTE ON FUNCTION pg_catalog.{function} TO {name};" for function in _ADVISORY)
+    return "\n".join(f"GRANT EXECUTE ON FUNCTION pg_catalog.{function} TO {name};" for function in ADVISORY)
 
 
 def foreign_schema(stranger: str) -> SchemaError:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from psycopg.sql import SQL, Composed, Literal
 
-from pgelect._postgres.install import ANNOUNCING, FUNCTIONS, INTRUDER, RELATIONS, STRANGER
+from pgelect._postgres.install import ADVISORY, ANNOUNCING, FUNCTIONS, INTRUDER, RELATIONS, STRANGER
 from pgelect._postgres.schema_version import SEEN
 
 if TYPE_CHECKING:
@@ -62,14 +62,6 @@ SETTING_ROWS = SQL(
 ).format(SQL(", ").join(map(Literal, SETTINGS)))
 
 _OURS = SQL("n.nspname = 'pgelect'")
-_ADVISORY = (
-    "pg_try_advisory_lock(integer, integer)",
-    "pg_advisory_xact_lock(integer, integer)",
-    "pg_advisory_unlock(integer, integer)",
-    "pg_advisory_unlock_all()",
-    "pg_try_advisory_lock_shared(bigint)",
-    "pg_advisory_unlock_shared(bigint)",
-)
 
 
 def _relations(*names: str, rights: tuple[str, ...]) -> Composed:
@@ -112,7 +104,7 @@ RIGHTS = SQL(
     announcing=_functions(*ANNOUNCING),
     looks=_relations("leaders", "history", rights=("SELECT",)),
     asks=_functions("request_step_down"),
-    advisory=Literal(list(_ADVISORY)),
+    advisory=Literal(list(ADVISORY)),
     stranger=STRANGER,
     intruder=INTRUDER,
     relations=Literal(list(RELATIONS)),
