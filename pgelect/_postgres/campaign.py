@@ -21,10 +21,10 @@ _GHOST_END_S = 0.3  # a backend that is told to end does so within milliseconds
 _GHOST_POLL_S = 0.005
 
 
-async def try_lock(session: Opened, ghost: Backend | None, deadline: Deadline) -> LockAnswer:
+async def try_past_ghost(session: Opened, ghost: Backend, deadline: Deadline) -> LockAnswer:
     """Try without waiting. When our own ghost holds the lock, end it and try again for a moment."""
     answer = await _try(session, deadline)
-    if not answer.granted and ghost is not None and await _end_ghost(session, ghost, deadline):
+    if not answer.granted and await _end_ghost(session, ghost, deadline):
         gone_by = Deadline.after(min(_GHOST_END_S, deadline.left_s() / 2))
         while gone_by.left_s() > 0:
             await asyncio.sleep(_GHOST_POLL_S)
@@ -76,7 +76,7 @@ async def resume(session: Opened, grant: Grant, deadline: Deadline) -> ResumeAns
     over = await _why_over(session, grant, deadline)
     if over:
         return ResumeAnswer(resumed=False, final=True, why=over)
-    answer = await try_lock(session, grant.backend, deadline)
+    answer = await try_past_ghost(session, grant.backend, deadline)
     if not answer.granted:
         other = await _other_holder(session, grant.backend, deadline)
         if other:

@@ -53,7 +53,7 @@ class PostgresSession(DedicatedSession):
         """Try for the lock without waiting; if our own ghost holds it, end that first."""
         session, deadline = self._open_session(), Deadline.after(within_s)
         if ghost is not None:
-            return await campaign.try_lock(session, ghost, deadline)
+            return await campaign.try_past_ghost(session, ghost, deadline)
         return await self._look(session, deadline)
 
     async def wait_lock(self, within_s: float) -> LockAnswer:
