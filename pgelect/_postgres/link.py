@@ -276,20 +276,14 @@ async def _listen(conn: AsyncConnection[Any], for_s: float, deaf_s: float) -> bo
 
 async def _readable(fd: int, within_s: float) -> None:
     """Wait until there is something to read, or the end of the connection."""
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-    loop.add_reader(fd, _settle, ready)
-    timer = loop.call_later(within_s, _settle, ready)
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    timer = loop.call_later(within_s, ready.set)
     try:
-        await ready
+        await ready.wait()
     finally:
         timer.cancel()
         loop.remove_reader(fd)
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
