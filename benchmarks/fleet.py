@@ -7,13 +7,13 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from benchmarks.closing import Closing
 from benchmarks.process import ANSWERS_WITHIN_S, STARTS_WITHIN_S, Child, DidNotHappenError, python
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from benchmarks.looking import Observer
 
@@ -31,7 +31,7 @@ ORDER BY l.waitstart
 """
 
 
-class Fleet:
+class Fleet(Closing):
     """Replicas that campaign for one key."""
 
     def __init__(self, observer: Observer, key: int) -> None:
@@ -89,14 +89,6 @@ class Fleet:
         with suppress(ProcessLookupError):
             os.killpg(self._crowd.pid, signal.SIGKILL)
         self._crowd.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _until_known(self) -> None:
         """Wait until the server has a session of each that lives, and has forgotten the dead."""

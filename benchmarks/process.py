@@ -14,11 +14,12 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, Self
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from benchmarks.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
 STARTS_WITHIN_S = 30.0
 ANSWERS_WITHIN_S = 30.0
@@ -63,7 +64,7 @@ def popen(command: Sequence[str | Path], complaints: IO[bytes]) -> Process:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, cwd=_ROOT)
 
 
-class Child:
+class Child(Closing):
     """A process, with the name under which the server knows its session."""
 
     def __init__(
@@ -138,14 +139,6 @@ class Child:
             if stream is not None:
                 stream.close()
         self._complaints.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _read(self) -> None:
         assert self._process.stdout is not None

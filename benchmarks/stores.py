@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from benchmarks.closing import Closing
 from benchmarks.looking import Observer
 from benchmarks.peers import stores as peers
 from pgelect.testing import throwaway_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
 QUIET = {
     "autovacuum": "off",
@@ -27,7 +27,7 @@ SELECT pid FROM pg_catalog.pg_stat_activity WHERE backend_type = 'client backend
 _LSN = "SELECT (pg_catalog.pg_current_wal_insert_lsn() - '0/0')::pg_catalog.int8"
 
 
-class Store(ABC):
+class Store(Closing):
     """A server of its own, and our look into it."""
 
     host: str
@@ -47,18 +47,6 @@ class Store(ABC):
     @abstractmethod
     def sessions(self, ports: Sequence[int]) -> list[int]:
         """Return the processes that serve the connections from these ports; none where one process serves all."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End it."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class PostgresStore(Store):

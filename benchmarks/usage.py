@@ -6,13 +6,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks.closing import Closing
 from benchmarks.meters import Memory, cpu_s, memory, tree_cpu_s
 from benchmarks.relay import Relay, Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
-    from typing import Self
 
     from benchmarks.stores import Store
 
@@ -69,7 +68,7 @@ class _Reading:
     server_s: float
 
 
-class Metered:
+class Metered(Closing):
     """A server behind a relay."""
 
     def __init__(self, store: Store) -> None:
@@ -92,14 +91,6 @@ class Metered:
     def close(self) -> None:
         """End the relay; the server is not ours."""
         self.relay.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def windows(window_s: float, what: Sequence[tuple[Metered, Mapping[str, Sequence[int]]]]) -> list[Window]:

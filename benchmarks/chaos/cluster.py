@@ -17,6 +17,7 @@ from psycopg import sql
 
 from benchmarks.chaos import plan
 from benchmarks.chaos.history import position
+from benchmarks.closing import Closing
 from benchmarks.process import DidNotHappenError
 from pgelect.testing import throwaway_postgres
 from tests.support.proxy import BreakableProxy
@@ -24,8 +25,6 @@ from tests.support.proxy import BreakableProxy
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from types import TracebackType
-    from typing import Self
 
     from pgelect.testing import Postgres
 
@@ -51,7 +50,7 @@ GRANT SELECT, INSERT ON public.ledger TO {plan.ROLE};
 _CAUGHT_UP_WITHIN_S = 20.0
 
 
-class Cluster:
+class Cluster(Closing):
     """Two slots for servers. ``moved`` is told when a slot gets another one."""
 
     def __init__(self, password_file: Path) -> None:
@@ -143,14 +142,6 @@ class Cluster:
             self._rebuilding.join()
             self._rebuilding = None
         self._all.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 

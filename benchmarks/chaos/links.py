@@ -5,15 +5,12 @@ from __future__ import annotations
 import socket
 import struct
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from typing_extensions import override
 
+from benchmarks.closing import Closing
 from tests.support.proxy import BreakableProxy, Direction
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
 
 End = Literal["client", "server"]
 Which = Literal["election", "writer"]
@@ -62,7 +59,7 @@ class LossyProxy(BreakableProxy):
         self.end_silence()
 
 
-class Links:
+class Links(Closing):
     """All links of one replica."""
 
     def __init__(self, ports: tuple[int, int]) -> None:
@@ -117,14 +114,6 @@ class Links:
     def close(self) -> None:
         """Cut everything. May be called again."""
         self._all.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _of(self, which: tuple[Which, ...]) -> list[LossyProxy]:
         return [proxy for each in which for proxy in self._proxies[each]]

@@ -15,13 +15,13 @@ import subprocess
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING
 
+from benchmarks.closing import Closing
 from benchmarks.process import DidNotHappenError, python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
 _ROOT = Path(__file__).resolve().parents[2]
 _MESSAGE = 65536
@@ -57,7 +57,7 @@ class Newborn:
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
 
-class Nursery:
+class Nursery(Closing):
     """The program, as seen by the one that started it. May be used by many threads."""
 
     def __init__(self, module: str) -> None:
@@ -96,14 +96,6 @@ class Nursery:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def serve(descriptor: int, live: Callable[[list[str]], None]) -> None:
