@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from typing_extensions import override
 
 from pgelect._engine.home import Owned
 from pgelect._postgres.checked import CheckedTransaction
@@ -17,7 +16,6 @@ from pgelect.fencing import check_failed, check_query, check_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
     from psycopg import AsyncConnection, BaseConnection
 
@@ -101,35 +99,26 @@ class Fences(Owned):
             self._meter.tell(lambda to: to.fence_check(time.monotonic() - began_at, outcome))
 
     def _fencing_term(self) -> Term:
-        self._check_pid()
         if not self._settings.fencing:
             raise ValueError("this lock was made with fencing=False: there is no token to check")
         term = self.term
-        if term is None:
+        if term is None:  # in a forked process, too
+            self._check_pid()
             raise NotLeaderError(self.key, self.state)
         return term
 
 
-class _Fence(AbstractAsyncContextManager["Term", "bool | None"]):
+class _Fence(CheckedTransaction):
     """One fenced transaction."""
 
-    def __init__(self, fences: Fences, conn: AsyncConnection[Any]) -> None:
-        self._fences = fences
-        self._conn = conn
-        self._transaction: CheckedTransaction | None = None
+    __slots__ = ("_fences",)
 
-    @override
+    def __init__(self, fences: Fences, conn: AsyncConnection[Any]) -> None:
+        super().__init__(conn)
+        self._fences = fences
+
     async def __aenter__(self) -> Term:
         term = self._fences._fencing_term()  # noqa: SLF001 -- the two are one
-        check = check_query(term.key.key1, term.key.key2, term.token)
         answered = self._fences._answered(self._conn, term)  # noqa: SLF001 -- the two are one
-        self._transaction = CheckedTransaction(self._conn, check, answered)
-        await self._transaction.__aenter__()
+        await self._open(check_query(term.key.key1, term.key.key2, term.token), answered)
         return term
-
-    @override
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        assert self._transaction is not None  # noqa: S101 -- for the type checker: it was entered
-        return await self._transaction.__aexit__(kind, error, trace)

@@ -25,6 +25,7 @@ from pgelect.errors import ConfigurationError, PgElectError, SchemaError, StaleT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from psycopg import BaseConnection
     from psycopg.sql import Composable
@@ -134,8 +135,7 @@ def check_answered(conn: BaseConnection[Any], key: LockKey, token: int) -> Calla
     return answered
 
 
-@asynccontextmanager
-async def fenced(conn: AsyncConnection[Any], key: LockKey, token: int) -> AsyncIterator[None]:
+def fenced(conn: AsyncConnection[Any], key: LockKey, token: int) -> AbstractAsyncContextManager[None, bool | None]:
     """Open a transaction (a savepoint inside an open one) whose writes count only in the term of ``token``.
 
     It commits at the end of the block and rolls back on any exception.
@@ -144,9 +144,20 @@ async def fenced(conn: AsyncConnection[Any], key: LockKey, token: int) -> AsyncI
         StaleTokenError: the term is over; nothing was written.
         PgElectError: as ``check_token``.
     """
-    check = check_query(key.key1, key.key2, token)
-    async with CheckedTransaction(conn, check, check_answered(conn, key, token)):
-        yield
+    return _Fenced(conn, key, token)
+
+
+class _Fenced(CheckedTransaction):
+    __slots__ = ("_key", "_token")
+
+    def __init__(self, conn: AsyncConnection[Any], key: LockKey, token: int) -> None:
+        super().__init__(conn)
+        self._key = key
+        self._token = token
+
+    async def __aenter__(self) -> None:
+        key, token = self._key, self._token
+        await self._open(check_query(key.key1, key.key2, token), check_answered(self._conn, key, token))
 
 
 async def guard_table(conn: AsyncConnection[Any], table: str, key: LockKey) -> None:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import AsyncCursor, Cursor, capabilities, pq
+from psycopg.errors import error_from_result
+from psycopg.generators import execute
 from psycopg.rows import tuple_row
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from psycopg import AsyncConnection, BaseConnection, Connection
+    from psycopg.abc import PQGen
 
     Answered = Callable[[BaseException | None], None]
 
@@ -35,43 +38,51 @@ _IDLE, _NO_PIPELINE = pq.TransactionStatus.IDLE, pq.PipelineStatus.OFF
 
 
 class CheckedTransaction:
-    """Opens a transaction, or a savepoint in an open one, of which the check is the first statement.
+    """A transaction, or a savepoint in an open one, of which a check is the first statement.
 
-    A class, since it is in the way of every fenced write: a generator and a context manager each cost about as much as
-    all that is done here.
+    What enters it opens it with ``_open``. A class of as few calls as can be, since it is in the way of every fenced
+    write: a generator, or a context manager inside another one, costs about as much as all that is done here.
 
     Args:
         conn: any.
-        check: a query without parameters, which fails where the transaction must not go on.
-        answered: told of its error, for which it may raise another one, or None.
     """
 
-    __slots__ = ("_answered", "_autocommit", "_check", "_conn", "_inner")
+    __slots__ = ("_autocommit", "_conn", "_inner")
 
-    def __init__(self, conn: AsyncConnection[Any], check: bytes, answered: Answered) -> None:
+    def __init__(self, conn: AsyncConnection[Any]) -> None:
         self._conn = conn
-        self._check = check
-        self._answered = answered
         self._autocommit = True
         self._inner: AbstractAsyncContextManager[Any] | None = None  # psycopg's, where it opens the transaction
 
-    async def __aenter__(self) -> None:
+    async def _open(self, check: bytes, answered: Answered) -> None:
+        """Begin.
+
+        Args:
+            check: a query without parameters, which fails where the transaction must not go on.
+            answered: told of its error, for which it may raise another one, or None.
+        """
         conn = self._conn
-        if not _begins_plainly(conn):
-            self._inner = conn.transaction()
-            await self._inner.__aenter__()
-            try:
-                await self._send(self._check)
-            except BaseException as error:
-                await self._inner.__aexit__(type(error), error, error.__traceback__)
-                raise
-            return
-        self._autocommit = conn.autocommit
-        try:
+        plainly = _begins_plainly(conn)
+        if plainly:
+            self._autocommit = conn.autocommit
             _refuse(conn, _refuse_commit, _refuse_rollback)
+        else:
+            inner = conn.transaction()
+            await inner.__aenter__()
+            self._inner = inner
+        try:
             if not self._autocommit:  # else psycopg would send a BEGIN of its own first
                 await conn.set_autocommit(True)
-            await self._send(_BEGIN + self._check)
+            try:
+                if plainly:
+                    async with conn.lock:
+                        await conn.wait(_begun(conn, check))
+                else:
+                    await send_check(conn, check)
+            except BaseException as error:
+                answered(error)
+                raise
+            answered(None)
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -98,21 +109,13 @@ class CheckedTransaction:
                 except psycopg.Error:  # nobody knows how it stands: it must not be used for anything else
                     await conn.close()
 
-    async def _send(self, query: bytes) -> None:
-        try:
-            await send_check(self._conn, query)
-        except BaseException as error:
-            self._answered(error)
-            raise
-        self._answered(None)
-
 
 @contextmanager
 def sync_checked_transaction(conn: Connection[Any], check: bytes, answered: Answered) -> Iterator[None]:
     """Do the same on a blocking connection."""
     if not _begins_plainly(conn):
         with conn.transaction():
-            _sync_send(conn, check, answered)
+            _sync_told(lambda: sync_send_check(conn, check), answered)
             yield
         return
     autocommit = conn.autocommit
@@ -121,7 +124,7 @@ def sync_checked_transaction(conn: Connection[Any], check: bytes, answered: Answ
             _refuse(conn, _sync_refuse_commit, _sync_refuse_rollback)
             if not autocommit:
                 conn.autocommit = True
-            _sync_send(conn, _BEGIN + check, answered)
+            _sync_told(lambda: _sync_begin(conn, check), answered)
             yield
         finally:
             _refuse_no_more(conn)
@@ -141,9 +144,9 @@ def sync_checked_transaction(conn: Connection[Any], check: bytes, answered: Answ
                 conn.close()
 
 
-def _sync_send(conn: Connection[Any], query: bytes, answered: Answered) -> None:
+def _sync_told(send: Callable[[], None], answered: Answered) -> None:
     try:
-        sync_send_check(conn, query)
+        send()
     except BaseException as error:
         answered(error)
         raise
@@ -158,6 +161,19 @@ async def send_check(conn: AsyncConnection[Any], query: bytes) -> None:
 def sync_send_check(conn: Connection[Any], query: bytes) -> None:
     """Do the same on a blocking connection."""
     Cursor(conn, row_factory=tuple_row).execute(query, prepare=False)
+
+
+def _sync_begin(conn: Connection[Any], check: bytes) -> None:
+    with conn.lock:
+        conn.wait(_begun(conn, check))
+
+
+def _begun(conn: BaseConnection[Any], check: bytes) -> PQGen[None]:
+    """Do what psycopg does for a BEGIN of its own: a cursor costs some percent of a short transaction."""
+    conn.pgconn.send_query(_BEGIN + check)
+    results = yield from execute(conn.pgconn)
+    if results[-1].status == pq.ExecStatus.FATAL_ERROR:
+        raise error_from_result(results[-1], conn.info.encoding)
 
 
 def _begins_plainly(conn: BaseConnection[Any]) -> bool:
