@@ -38,7 +38,7 @@ _IDLE, _NO_PIPELINE = pq.TransactionStatus.IDLE, pq.PipelineStatus.OFF
 
 
 class CheckedTransaction:
-    """A transaction, or a savepoint in an open one, of which a check is the first statement.
+    """A transaction, or a savepoint in an open one, of which a check is the first statement; for one block.
 
     What enters it opens it with ``_open``. A class of as few calls as can be, since it is in the way of every fenced
     write: a generator, or a context manager inside another one, costs about as much as all that is done here.
@@ -47,10 +47,11 @@ class CheckedTransaction:
         conn: any.
     """
 
-    __slots__ = ("_autocommit", "_conn", "_inner")
+    __slots__ = ("_autocommit", "_conn", "_inner", "_opened")
 
     def __init__(self, conn: AsyncConnection[Any]) -> None:
         self._conn = conn
+        self._opened = False
         self._autocommit = True
         self._inner: AbstractAsyncContextManager[Any] | None = None  # psycopg's, where it opens the transaction
 
@@ -61,6 +62,9 @@ class CheckedTransaction:
             check: a query without parameters, which fails where the transaction must not go on.
             answered: told of its error, for which it may raise another one, or None.
         """
+        if self._opened:
+            raise RuntimeError("a fence is for one block: make another one for the next")
+        self._opened = True
         conn = self._conn
         plainly = _begins_plainly(conn)
         if plainly:

@@ -346,6 +346,22 @@ async def test_a_fence_inside_a_fence_is_a_savepoint(ledger: str, key: Key, toke
 
 
 @each_mode
+async def test_one_fence_is_for_one_block(ledger: str, key: Key, token: int, autocommit: bool) -> None:
+    async with connected(ledger, autocommit=autocommit) as conn:
+        once = fenced(conn, LockKey(*key), token)
+        async with once:
+            await write(conn, 1)
+            with pytest.raises(RuntimeError, match="make another one"):
+                async with once:
+                    pytest.fail("it was entered")
+        with pytest.raises(RuntimeError, match="make another one"):
+            async with once:
+                pytest.fail("it was entered")
+        assert is_as_it_came(conn, autocommit)
+    assert written(ledger) == [1]
+
+
+@each_mode
 async def test_a_fence_of_another_task_is_inside_the_one_that_is_open(
     ledger: str, key: Key, token: int, autocommit: bool
 ) -> None:
