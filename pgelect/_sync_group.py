@@ -160,14 +160,16 @@ class LeaderGroup(Life[_asynchronous.LeaderGroup[P]], Generic[P]):
                 fewer partitions, set ``max_share`` instead.
 
         Raises:
-            NotLeaderError: the group is not running.
+            NotLeaderError: the group was never started.
             PgElectError: the group stopped by itself, for this reason.
             ValueError, TypeError: an argument is out of range, or the handler is async.
         """
         if is_async(handler):
             raise TypeError("lead() of pgelect.sync takes a plain function; async ones are for pgelect.LeaderGroup")
         threads = HandlerThreads(handler, _checked(max_workers))
-        job = self._begin(lambda: self._inner.lead(threads.work))
+        job = self._begin_unless_over(lambda: self._inner.lead(threads.work))
+        if job is None:
+            return
         job.when_done(threads.end)
         try:
             threads.serve()

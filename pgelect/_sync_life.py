@@ -96,6 +96,8 @@ class Life(Callbacks, Generic[E]):
     def _live_as(self, inner: E) -> None:
         self._inner = inner
         self._owner_pid = os.getpid()
+        self._was_started = False
+        self._last_shutdown: object = None
         self._guard = threading.RLock()  # a signal handler may shut down what it has interrupted
         self._thread: LoopThread | None = None
         self._worker: CallbackThread | None = None
@@ -122,20 +124,30 @@ class Life(Callbacks, Generic[E]):
     def start(self) -> None:
         """Begin to campaign. Returns once the first attempt was answered or failed; does not wait for leadership.
 
+        Where another thread or a signal handler calls ``shutdown()`` meanwhile, it returns, and nothing runs.
+
         Raises:
             RuntimeError: it runs already; nothing is changed.
             ConfigurationError, ConnectionError: as ``start()`` of the asynchronous one.
             ForkedError: it runs in a parent process.
         """
         self._check_process()
+        last = self._last_shutdown
+        self._was_started = True
         with self._guard:
-            if self._thread is None:
-                self._thread = LoopThread(f"pgelect {self._inner._settings.key}")
-                self._worker = CallbackThread(f"pgelect callbacks {self._inner._settings.key}")
             thread = self._thread
+            if thread is None:
+                thread = LoopThread(f"pgelect {self._inner._settings.key}")
+                worker = CallbackThread(f"pgelect callbacks {self._inner._settings.key}")
+                self._thread, self._worker = thread, worker
             _started.add(self)
         try:
-            thread.call(self._inner.start)
+            if last is self._last_shutdown:
+                job = None
+                with suppress(RuntimeError):  # it was shut down at this moment
+                    job = thread.begin(self._inner.start)
+                if job is not None:
+                    job.result()
         finally:
             if not self._inner._runner.running:
                 self._end_threads()
@@ -151,6 +163,7 @@ class Life(Callbacks, Generic[E]):
         """
         self._check_process()
         check_argument_s("timeout_s", timeout_s)
+        self._last_shutdown = object()  # for a start that is under way
         work = partial(self._inner.shutdown, timeout_s)
         with suppress(NotLeaderError):  # it is stopped, or another thread stops it at this moment
             by_work = False
@@ -167,7 +180,9 @@ class Life(Callbacks, Generic[E]):
             ConfigurationError, ConnectionError: as ``start()``, and when retries are exhausted later.
         """
         with self:
-            self._call(partial(self._inner._runner.stopped, with_callbacks=True))
+            job = self._begin_unless_over(partial(self._inner._runner.stopped, with_callbacks=True))
+            if job is not None:
+                job.result()
 
     def __enter__(self) -> Self:
         self.start()
@@ -217,6 +232,15 @@ class Life(Callbacks, Generic[E]):
             with suppress(RuntimeError):  # it was stopped at this moment
                 return thread.begin(work)
         raise NotLeaderError(self._inner._settings.key, self._inner.state, "it is stopped; call start()")
+
+    def _begin_unless_over(self, work: Callable[[], Coroutine[Any, Any, R]]) -> Job[R] | None:
+        """Begin what lasts until a shutdown; None where that has come before, perhaps by a signal at this moment."""
+        try:
+            return self._begin(work)
+        except NotLeaderError:
+            if not self._was_started:
+                raise
+            return None
 
     def _call(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         return self._begin(work).result()

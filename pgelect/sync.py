@@ -126,10 +126,13 @@ class LeaderLock(Status, Life[_asynchronous.LeaderLock], Fences):
             What the duty returned; None when the lock was shut down before.
 
         Raises:
+            NotLeaderError: the lock was never started.
             PgElectError: the lock stopped by itself, for this reason.
         """
         turns = self._turns[threading.get_ident()] = Turns[R]()
-        job = self._begin(lambda: self._inner.lead(turns.hand_over, repeat=repeat))
+        job = self._begin_unless_over(lambda: self._inner.lead(turns.hand_over, repeat=repeat))
+        if job is None:
+            return None
         job.when_done(turns.end)
         try:
             for turn in turns:
@@ -152,7 +155,9 @@ class LeaderLock(Status, Life[_asynchronous.LeaderLock], Fences):
             await turns.hand_over(term)
             await term.ended()
 
-        job = self._begin(lambda: self._inner.lead(once, repeat=True))
+        job = self._begin_unless_over(lambda: self._inner.lead(once, repeat=True))
+        if job is None:
+            return
         job.when_done(turns.end)
         try:
             for turn in turns:

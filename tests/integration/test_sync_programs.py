@@ -144,6 +144,59 @@ print(struck)
     assert is_released(database, key)
 
 
+@pytest.mark.parametrize("work", ["lock.run()", "with lock: lock.lead(duty)", "with lock: [*map(duty, lock.terms())]"])
+def test_a_signal_handler_may_end_it_wherever_the_beginning_stands(
+    database: str, key: Key, program: Callable[[str], Worker], work: str
+) -> None:
+    """A deploy may stop what has only just begun to start: it raised that it is stopped, or ran on."""
+    one = program(f"""
+struck = at = 0
+begins, waits = threading.Event(), threading.Event()
+
+def strike(frame, event, _):
+    global at
+    code = frame.f_code
+    if not code.co_filename.endswith(("sync.py", "_sync_life.py", "_loop_thread.py", "_callback_thread.py")):
+        if code.co_filename.endswith("_sync_term.py") and code.co_name == "__iter__":
+            waits.set()
+        return None
+    if code.co_name == "result" and frame.f_back.f_code.co_name == "run":
+        waits.set()
+    if code.co_qualname == "LoopThread.__init__":  # before that, nothing has begun that could be stopped
+        begins.set()
+    if event == "line" and begins.is_set() and not waits.is_set():
+        at += 1
+        if at == struck:
+            waits.set()
+            signal.raise_signal(signal.SIGTERM)
+    return strike
+
+def shut_down(*_):
+    sys.settrace(None)
+    lock.shutdown()
+
+def duty(*_):
+    assert waits.wait(10)
+    if at < struck:
+        lock.shutdown()
+
+signal.signal(signal.SIGTERM, shut_down)
+lock.on_acquired(duty)
+while struck <= at + 1:
+    struck, at = struck + 1, 0
+    begins.clear(), waits.clear()
+    sys.settrace(strike)
+    {work}
+    sys.settrace(None)
+    assert lock.state == "stopped", struck
+    assert threading.active_count() == 1, (struck, threading.enumerate())
+print(struck)
+""")
+    assert one.wait(40) == 0, one.errors
+    assert int(one.lines[-1]) > 15
+    assert is_released(database, key)
+
+
 LOGS = """
 import logging
 
