@@ -46,7 +46,7 @@ class HandlerThreads(Generic[P]):
 
             def end() -> None:
                 ended.set()
-                call.pass_by()
+                call.turn.pass_by()
 
             self._queue.put(call)
             await call.turn.over(end)
@@ -57,7 +57,7 @@ class HandlerThreads(Generic[P]):
             try:
                 threading.Thread(target=call.run, name=f"pgelect {call.label}", daemon=True).start()
             except RuntimeError as error:  # the system has no more threads
-                call.pass_by(error)
+                call.turn.pass_by(error)
 
     def end(self) -> None:
         """There will be no more calls; safe from any thread."""
@@ -65,21 +65,15 @@ class HandlerThreads(Generic[P]):
 
 
 class _Call:
-    """One call of a handler: by a thread or, if the term ends before that has begun, by nobody."""
+    """One call of a handler."""
 
     def __init__(self, turn: Turn[None], work: Callable[[], Any], label: str) -> None:
         self.turn = turn
         self.label = label
         self._work = work
         self._context = copy_context()
-        self._claim = threading.Lock()  # taken once, and kept
 
     def run(self) -> None:
-        """Do it, in the calling thread."""
-        if self._claim.acquire(blocking=False):
+        """Do it, in the calling thread, unless the term ended before."""
+        if self.turn.claim():
             self._context.run(self.turn.run, partial(call_in_a_thread, self._work))
-
-    def pass_by(self, error: Exception | None = None) -> None:
-        """Have done with it, unless a thread has begun."""
-        if self._claim.acquire(blocking=False):
-            self.turn.finish(None, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -12,7 +13,6 @@ from pgelect._engine.futures import outlast, settle
 from pgelect._engine.term import working_for
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
 
@@ -63,13 +63,26 @@ class Term:
 
 
 class Turn(Generic[T]):
-    """Work for one term: done in a thread, awaited in the loop. A thread cannot be cancelled, so neither can a turn."""
+    """Work for one term: done in a thread or, if the term ends before that has begun, by nobody; awaited in the loop.
+
+    A thread cannot be cancelled, so neither can a turn that one has begun.
+    """
 
     def __init__(self, term: model.Term) -> None:
         self.term = term
         self._life = working_for()
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[T | None] = self._loop.create_future()
+        self._claim = threading.Lock()  # taken once, and kept
+
+    def claim(self) -> bool:
+        """Take it; False where another thread has, or it was passed by."""
+        return self._claim.acquire(blocking=False)
+
+    def pass_by(self, error: Exception | None = None) -> None:
+        """Have done with it, unless a thread has taken it; safe from any thread."""
+        if self.claim():
+            self.finish(None, error)
 
     def run(self, work: Callable[[], T]) -> None:
         """Do it, in the calling thread; what it raises is for whoever awaits the turn, unless it ends the program."""
@@ -123,17 +136,22 @@ class Turns(Generic[T]):
         return self._last is not None and not self._last.is_done
 
     def __iter__(self) -> Iterator[Turn[T]]:
-        """Wait for each, in the thread, until there will be no more."""
+        """Wait for each, in the thread, and take it, until there will be no more."""
         while (turn := self._queue.get()) is not None:
-            yield turn
+            if turn.claim():
+                yield turn
 
     async def hand_over(self, term: model.Term) -> T | None:
-        """Have the thread work for that term; return what it returned, or raise what it raised."""
+        """Have the thread work for that term; return what it returned, or raise what it raised.
+
+        The thread may be kept from taking its turn by a signal handler that waits for the very end of the term: then it
+        is passed by.
+        """
         self._last = turn = Turn[T](term)
         self._queue.put(turn)
         if self._closed:
             turn.finish()
-        return await turn.over()
+        return await turn.over(turn.pass_by)
 
     def end(self) -> None:
         """There will be no more; safe from any thread."""

@@ -144,12 +144,19 @@ print(struck)
     assert is_released(database, key)
 
 
-@pytest.mark.parametrize("work", ["lock.run()", "with lock: lock.lead(duty)", "with lock: [*map(duty, lock.terms())]"])
+@pytest.mark.parametrize(
+    "work",
+    ["lock.run()", "with lock: soon(); lock.lead(duty)", "with lock: soon(); [*map(duty, lock.terms())]"],
+    ids=["run", "lead", "terms"],
+)
 def test_a_signal_handler_may_end_it_wherever_the_beginning_stands(
     database: str, key: Key, program: Callable[[str], Worker], work: str
 ) -> None:
-    """A deploy may stop what has only just begun to start: it raised that it is stopped, or ran on."""
+    """A deploy may stop what has only just begun: it raised an error, ran on, or waited for work that had not begun."""
     one = program(f"""
+from contextlib import suppress
+from pgelect import NotLeaderError
+
 struck = at = 0
 begins, waits = threading.Event(), threading.Event()
 
@@ -174,6 +181,10 @@ def strike(frame, event, _):
 def shut_down(*_):
     sys.settrace(None)
     lock.shutdown()
+
+def soon():
+    with suppress(NotLeaderError):
+        lock.wait_for_leadership(20)
 
 def duty(*_):
     assert waits.wait(10)
