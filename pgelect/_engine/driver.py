@@ -258,7 +258,9 @@ class Driver(Vitals, Ending, ABC):
     def _io_done(self, epoch: int, cancelled: Callable[[int], ev.Event], task: asyncio.Task[ev.Event]) -> None:
         if self._io is task:  # cancelled, it keeps its error, and with it the frames and their connection
             self._io = None
-        self.post(cancelled(epoch) if task.cancelled() else task.result())
+        # Asyncio has raised what ends the program, out of the loop: a second time, it would cut its clean-up short.
+        ended_from_outside = task.cancelled() or task.exception() is not None
+        self.post(cancelled(epoch) if ended_from_outside else task.result())
 
     def _close(self, epoch: int, *, orderly: bool) -> None:
         session = self._performer.take(epoch)

@@ -48,10 +48,12 @@ async def said(place: Path) -> str:
 async def test_it_gets_term_when_trust_runs_out_and_kill_after_the_short_grace(start: Start, tmp_path: Path) -> None:
     """Nobody says stop: a run that is stopped, or hangs, cannot."""
     told = tmp_path / "told"
-    command = await start("trap 'echo term >$1' TERM; while :; do sleep 0.02; done", told, loss_grace_s=0.2)
+    code = "trap 'echo term >>$1' TERM; echo ready >$1; while :; do sleep 0.02; done"
+    command = await start(code, told, loss_grace_s=2.0)
+    assert await said(told) == "ready"
     command.trust_until(now() + 0.2)
     assert await command.gone() == -signal.SIGKILL
-    assert told.read_text() == "term\n"
+    assert told.read_text() == "ready\nterm\n"
     assert not command.exited_by_itself
 
 
