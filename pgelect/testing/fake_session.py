@@ -50,7 +50,7 @@ class FakeSession:
 
     async def try_lock(self, ghost: Backend | None, within_s: float) -> LockAnswer:
         """Try for the lock without waiting."""
-        return await self._end.ask(within_s, lambda backend: self._server.try_lock(backend, ghost))
+        return await self._try(self._server, ghost, within_s)
 
     async def wait_lock(self, within_s: float) -> LockAnswer:
         """Wait in the queue for one slice. After it, the place in the queue is gone."""
@@ -58,14 +58,16 @@ class FakeSession:
 
     async def look(self, after_s: float, within_s: float) -> LockAnswer:
         """Stand aside for so long, then try for the lock."""
+        server = self._server  # with the lease of now: what is sent later was settled when the call began
         until = asyncio.get_running_loop().time() + after_s
         while (left_s := until - asyncio.get_running_loop().time()) > 0:
             await self._end.listen(left_s)
-        return await self.try_lock(None, within_s)
+        return await self._try(server, None, within_s)
 
     async def mint(self, within_s: float) -> Grant:
         """Mint a token; fenced transactions of earlier terms are waited for, then ended."""
-        return await self._end.ask(within_s, lambda backend: self._server.mint(backend, within_s))
+        server = self._server
+        return await self._end.ask(within_s, lambda backend: server.mint(backend, within_s))
 
     async def resume(self, grant: Grant, within_s: float) -> ResumeAnswer:
         """Take the lock again if the term of ``grant`` can go on: in several questions, as on PostgreSQL."""
@@ -124,6 +126,9 @@ class FakeSession:
     def abandon(self) -> None:
         """Drop the link. The server notices at once, unless nothing reaches it."""
         self._end.abandon()
+
+    async def _try(self, server: Statements, ghost: Backend | None, within_s: float) -> LockAnswer:
+        return await self._end.ask(within_s, lambda backend: server.try_lock(backend, ghost))
 
     async def _other_holder(self, grant: Grant, within_s: float) -> str:
         return await self._end.ask(within_s, lambda backend: self._server.other_holder(backend, grant.backend))

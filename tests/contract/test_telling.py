@@ -220,6 +220,18 @@ async def test_a_lease_that_was_changed_while_waiting_holds_for_who_wins(electio
             await waiter.watch(LONG_S)
 
 
+async def test_a_lease_that_is_changed_during_a_look_is_not_in_force_before_a_proof(election: Election) -> None:
+    """What a leader trusts after a grant is the lease of when the call began."""
+    session = await election.opened("a", lease_s=LEASE_S)
+    look = asyncio.create_task(session.look(0.1, WITHIN_S))
+    await asyncio.sleep(0)  # it has begun
+    session.adjust(LONG_S)
+    assert (await look).granted
+    with pytest.raises(SessionLostError):
+        async with asyncio.timeout(WITHIN_S):
+            await session.watch(LONG_S)
+
+
 async def test_what_is_told_of_a_lease_stands_in_the_row(election: Election) -> None:
     session, grant = await election.leading(lease_s=LONG_S)
     session.adjust(LONG_S / 2)
