@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
+from matplotlib.patheffects import withStroke
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -200,8 +201,9 @@ def _fence(run: Run) -> Figure:
         bars = axes.bar(xs, [shares[number] for number in connections], width * 0.92, label=way)
         for bar in bars:
             bar.set_color(_COLOURS[i % len(_COLOURS)])
-        axes.bar_label(bars, fmt="%.2f", fontsize=8)
-    axes.axhline(1, color=_INK, linewidth=1)
+        labels = axes.bar_label(bars, fmt="%.2f", fontsize=8, zorder=4)
+        plt.setp(labels, path_effects=[withStroke(linewidth=3, foreground=_CARD)])  # the line at 1 crosses some
+    axes.axhline(1, color=_INK, linewidth=1, zorder=3)
     axes.set_xticks(range(len(connections)), [f"{n} connection{'s' * (n > 1)}" for n in connections])
     axes.grid(visible=False, axis="x")
     axes.set_ylabel("transactions a second, beside bare")
