@@ -110,9 +110,12 @@ class LoopThread:
             RuntimeError: the thread has been stopped.
         """
         job = Job(work, self._loop)
+        if self.is_here:  # without the guard: a signal handler that waits for us may have interrupted who holds it
+            self._check_goes_on()
+            self._begin(job)
+            return job
         with self._guard:
-            if self._stopping:
-                raise RuntimeError("the thread of this lock or group has been stopped")
+            self._check_goes_on()
             self._loop.call_soon_threadsafe(self._begin, job)
         return job
 
@@ -136,6 +139,10 @@ class LoopThread:
             self._loop.call_soon_threadsafe(self._stir)
         if not self.is_here:
             self._thread.join(JOIN_WITHIN_S)
+
+    def _check_goes_on(self) -> None:
+        if self._stopping:
+            raise RuntimeError("the thread of this lock or group has been stopped")
 
     def _begin(self, job: Job[Any]) -> None:
         task = job.begin()

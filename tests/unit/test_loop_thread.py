@@ -101,6 +101,18 @@ def test_a_stop_waits_for_what_was_handed_over_and_refuses_more(thread: LoopThre
         thread.begin(work)
 
 
+def test_the_loop_hands_over_even_where_a_signal_handler_that_waits_for_it_has_interrupted_another(
+    thread: LoopThread,
+) -> None:
+    async def nothing() -> None: ...
+
+    async def hand_over() -> None:
+        thread.begin(nothing)
+
+    with thread._guard:  # as in begin(), and the rest is what the handler does
+        assert thread.begin(hand_over).wait(5)
+
+
 def test_a_turn_that_an_interrupt_has_lost_holds_nothing_up(thread: LoopThread) -> None:
     turns: Turns[None] = Turns()
     job = thread.begin(lambda: turns.hand_over(term()))
