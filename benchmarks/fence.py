@@ -203,7 +203,7 @@ def costs(found: list[Turns]) -> list[Cost]:
             connections=one.connections,
             transactions=len(one.times_s),
             per_s=median(one.per_s),
-            share=median(mine / its for mine, its in zip(one.per_s, bare.per_s, strict=True)),
+            share=beside(one, bare)[0],
             median_ms=timing.median_ms,
             p95_ms=timing.p95_ms,
             slower=median(mine / its for mine, its in zip(one.medians_s, bare.medians_s, strict=True)),

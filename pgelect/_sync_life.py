@@ -135,19 +135,14 @@ class Life(Callbacks, Generic[E]):
         last = self._last_shutdown
         self._was_started = True
         with self._guard:
-            thread = self._thread
-            if thread is None:
+            if self._thread is None:
                 thread = LoopThread(f"pgelect {self._inner._settings.key}")
                 worker = CallbackThread(f"pgelect callbacks {self._inner._settings.key}")
                 self._thread, self._worker = thread, worker
             _started.add(self)
         try:
             if last is self._last_shutdown:
-                job = None
-                with suppress(RuntimeError):  # it was shut down at this moment
-                    job = thread.begin(self._inner.start)
-                if job is not None:
-                    job.result()
+                self._call_unless_over(self._inner.start)
         finally:
             if not self._inner._runner.running:
                 self._end_threads()
@@ -180,9 +175,7 @@ class Life(Callbacks, Generic[E]):
             ConfigurationError, ConnectionError: as ``start()``, and when retries are exhausted later.
         """
         with self:
-            job = self._begin_unless_over(partial(self._inner._runner.stopped, with_callbacks=True))
-            if job is not None:
-                job.result()
+            self._call_unless_over(partial(self._inner._runner.stopped, with_callbacks=True))
 
     def __enter__(self) -> Self:
         self.start()
@@ -241,6 +234,11 @@ class Life(Callbacks, Generic[E]):
             if not self._was_started:
                 raise
             return None
+
+    def _call_unless_over(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        job = self._begin_unless_over(work)
+        if job is not None:
+            job.result()
 
     def _call(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         return self._begin(work).result()

@@ -167,7 +167,7 @@ def strike(frame, event, _):
         if code.co_filename.endswith("_sync_term.py") and code.co_name == "__iter__":
             waits.set()
         return None
-    if code.co_name == "result" and frame.f_back.f_code.co_name == "run":
+    if code.co_name == "result" and frame.f_back.f_back.f_code.co_name == "run":
         waits.set()
     if code.co_qualname == "LoopThread.__init__":  # before that, nothing has begun that could be stopped
         begins.set()
